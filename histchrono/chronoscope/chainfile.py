@@ -86,7 +86,7 @@ def read_chains(
     "Read chains; another schema is an error."
     return read_parquet(path, CHAINS).to_pylist()
 
-# %% ../../nbs/chronoscope/chainfile.ipynb #c81d203c2
+# %% ../../nbs/chronoscope/chainfile.ipynb #c5f6289a9
 def _share(total: int, sizes: dict) -> dict: # key → how many of `total`, in proportion, one each where possible, never more than there are
     got = {k: 0 for k in sorted(sizes)}
     for k in sorted(sizes, key=lambda k: (-sizes[k], k)):
@@ -105,10 +105,14 @@ def _even(total: int, sizes: dict) -> dict: # key → how many of `total`, equal
 def _draw(rows: list, n: int, used: Counter) -> list: # `n` of rows in hash order, subjects least drawn first
     left, out = list(rows), []
     while left and len(out) < n:
-        best = min(range(len(left)), key=lambda i: (max(used[q] for q in left[i]['subjects']), i))
-        c = left.pop(best)
-        used.update(c['subjects'])
-        out.append(c)
+        least = min(max(used[q] for q in r['subjects']) for r in left)
+        rest = []
+        for r in left:
+            if len(out) < n and max(used[q] for q in r['subjects']) <= least:
+                used.update(r['subjects'])
+                out.append(r)
+            else: rest.append(r)
+        left = rest
     return out
 
 # %% ../../nbs/chronoscope/chainfile.ipynb #cc72cd76c

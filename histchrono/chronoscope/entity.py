@@ -79,9 +79,9 @@ def terms_of(
     "The languages that we read."
     return {lang: v for lang in LANGUAGES if (v := getattr(t, lang.replace('-', '_'), None)) is not None}
 
-# %% ../../nbs/chronoscope/entity.ipynb #cd08265a5
-_ENTITY = re.compile(r'[A-Z][1-9]\d*(-[A-Z]\d+)?', re.ASCII)
-_ITEM = re.compile(r'Q[1-9]\d*', re.ASCII)
+# %% ../../nbs/chronoscope/entity.ipynb #cac456efd
+_ENTITY = re.compile(r'[A-Z][1-9]\d{0,15}(-[A-Z]\d+)?', re.ASCII)
+_ITEM = re.compile(r'Q[1-9]\d{0,15}', re.ASCII)
 
 def entity_id(
     v, # a data value's inner value
@@ -90,7 +90,7 @@ def entity_id(
     if not isinstance(v, Val): return INVALID
     if isinstance(v.id, str) and _ENTITY.fullmatch(v.id): return v.id
     letter = {'item': 'Q', None: 'Q', 'property': 'P'}.get(v.entity_type if isinstance(v.entity_type, (str, type(None))) else '')
-    return f'{letter}{v.numeric_id}' if letter and v.id is None and type(v.numeric_id) is int and v.numeric_id > 0 else INVALID
+    return f'{letter}{v.numeric_id}' if letter and v.id is None and type(v.numeric_id) is int and 0 < v.numeric_id < 10**16 else INVALID
 
 def _time(v) -> str: return time_form(v.time, v.precision, v.calendarmodel) if isinstance(v, Val) else INVALID
 def _text(v) -> str: return (clean_text(v) or INVALID) if isinstance(v, str) else INVALID

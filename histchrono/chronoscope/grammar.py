@@ -46,11 +46,13 @@ def kind_chain(
     while out[-1] in wider: out.append(wider[out[-1]])
     return out
 
-# %% ../../nbs/chronoscope/grammar.ipynb #ced503b47
+# %% ../../nbs/chronoscope/grammar.ipynb #c7a317ff9
+@lru_cache(maxsize=None)
 def _lists(kind: str) -> list: # the article tables of a kind and of what it also is
     tables = package_toml('grammar.toml')['article']
     return [tables[k] for k in kind_chain(kind) if k in tables]
 
+@lru_cache(maxsize=1 << 16)
 def takes_article(
     label: str, # as Wikidata has it
     kind: str,
@@ -66,6 +68,7 @@ def takes_article(
         if any(re.search(p, label) for p in t.get('with_pattern', ())): return True
     return False
 
+@lru_cache(maxsize=1 << 16)
 def name_in_text(
     label: str,
     kind: str,
@@ -98,12 +101,12 @@ def pronoun(
     "The pronoun of a person."
     return PRONOUNS.get(gender, 'they')
 
-# %% ../../nbs/chronoscope/grammar.ipynb #c67eb96ee
+# %% ../../nbs/chronoscope/grammar.ipynb #c6cedf453
 @dataclass(frozen=True)
 class Subject:
     "An entity that is asked about."
     qid: str
-    label: str
+    label: str # as Wikidata has it, without an article
     kind: str # of `subject_kind`
     pronoun: str = 'they' # people only
 
@@ -112,6 +115,7 @@ class Subject:
         "What the subject is called when not by name."
         return self.pronoun if self.kind == 'person' else package_toml('grammar.toml')['nouns'][self.kind]
 
+@lru_cache(maxsize=1 << 16)
 def refer(
     s: Subject,
     how: str = 'name', # 'name', 'pronoun' or 'noun'

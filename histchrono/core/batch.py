@@ -150,12 +150,13 @@ def reason(
         if lines: return f'{lines[-1]}'
     return 'no reason in its log; run the job alone to see it'
 
-# %% ../../nbs/core/batch.ipynb #c3f50e45e
+# %% ../../nbs/core/batch.ipynb #c0cf90fff
 def _snakemake(targets, profile: str, jobs: int, watcher: Watcher, dry: bool) -> str: # '' or what it complained about
     import logging
     from snakemake.api import SnakemakeApi
     from snakemake.exceptions import WorkflowError
     from snakemake.logging import logger
+    from snakemake.scheduling.greedy import SchedulerSettings as GreedySettings
     from snakemake.settings.types import ConfigSettings, DAGSettings, ExecutionSettings, OutputSettings, Quietness, ResourceSettings, SchedulingSettings
     class Handler(logging.Handler):
         def emit(self, r): watcher.handle(r)
@@ -171,7 +172,7 @@ def _snakemake(targets, profile: str, jobs: int, watcher: Watcher, dry: bool) ->
                               snakefile=root()/'workflow'/'Snakefile', workdir=root())
             dag = wf.dag(DAGSettings(targets=set(targets), force_incomplete=True))
             logger.addHandler(h)
-            dag.execute_workflow(executor='dryrun' if dry else 'local', execution_settings=ExecutionSettings(keep_going=True), scheduling_settings=SchedulingSettings(scheduler='greedy'))
+            dag.execute_workflow(executor='dryrun' if dry else 'local', execution_settings=ExecutionSettings(keep_going=True), scheduling_settings=SchedulingSettings(scheduler='greedy'), scheduler_settings=GreedySettings(), greedy_scheduler_settings=GreedySettings())
     except WorkflowError as e: return str(e).strip().splitlines()[0] if str(e).strip() else type(e).__name__
     except SystemExit as e: return '' if not e.code else f'Snakemake ended with {e.code}'
     finally: logger.removeHandler(h)
