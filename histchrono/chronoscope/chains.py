@@ -197,7 +197,7 @@ def multi_turn_chain(w: World, snap: int, subject: str, anchor: str, seed: int):
             plan.add('first' if i == 0 else 'follow' if pick(4, 'then', seed, *plan.key, i) else 'then', p, subject, g, y, d)
         yield plan
 
-# %% ../../nbs/chronoscope/chains.ipynb #cfd42d7c6
+# %% ../../nbs/chronoscope/chains.ipynb #c35fcb7da
 def year_spells(w: World, years: dict) -> list: # [years of one answer in a row], ascending
     "Group the years that can be asked about by their answer."
     out = []
@@ -209,6 +209,7 @@ def year_spells(w: World, years: dict) -> list: # [years of one answer in a row]
 def story(w: World, years: dict, n: int, *key) -> list: # rising years, or [] where there is no story
     "Choose the years of a narrative of about `n` turns."
     groups = year_spells(w, years)
+    n = max(3, min(n, 2*len(groups)))
     chosen = sorted(by_hash(range(len(groups)), *key, 'spells')[:n if unit(*key, 'twice') > 0.15 else max(n - 1, 2)])
     picked = {groups[i][pick(len(groups[i]), *key, 'year', i)] for i in chosen}
     more = by_hash([y for i in chosen for y in groups[i] if y not in picked], *key, 'more')
@@ -231,7 +232,7 @@ def temporal_narrative(w: World, snap: int, subject: str, anchor: str, seed: int
             for i, y in enumerate(picked): plan.add('first' if i == 0 else 'year_short' if pick(4, 'long', seed, *plan.key, i) else 'year_long', p, subject, years[y], y)
             yield plan
 
-# %% ../../nbs/chronoscope/chains.ipynb #c28aa1385
+# %% ../../nbs/chronoscope/chains.ipynb #cd79bc2ac
 _PLAIN = {'carryover': carryover, 'carryover_then': carryover, 'scope_switch': scope_switch, 'multi_turn_chain': multi_turn_chain, 'temporal_narrative': temporal_narrative}
 
 def plans_of(w: World, snap: int, subject: str, anchor: str, seed: int, families: tuple, related: Related):
@@ -251,7 +252,7 @@ def build_block(w: World, subjects: list, seed: int, families: tuple) -> tuple: 
             related = Related(w, snap, anchor, seed) if 'cross_entity_then' in families else None
             for q in mine:
                 for plan in plans_of(w, snap, q, anchor, seed, families, related): _once(w, plan, seed, told, dropped)
-    return merge([c for cs in told.values() for c in cs]), dropped
+    return [c for cs in told.values() for c in cs], dropped
 
 def _once(w: World, plan: Plan, seed: int, told: dict, dropped: Counter): # a plan of one key is one conversation: another anchor is only noted
     if plan.key not in told: told[plan.key] = tell(w, plan, seed, dropped)

@@ -37,8 +37,8 @@ def is_asked(prop: str, kind: str) -> bool: # whether there is a wording
     "Whether a property is asked of a kind of subject at all."
     return bool(clauses(prop, kind))
 
-# %% ../../nbs/chronoscope/templates.ipynb #cdb42082a
-_DOUBLED = re.compile(r'\b(in|on|at) (in|on|at)\b')
+# %% ../../nbs/chronoscope/templates.ipynb #c318a6eb5
+_DOUBLED = re.compile(r"\b(in|on|at) (in|on|at)\b|\bthe (\w+)'s \3\b")
 
 def _order(options, *key) -> list: # the options, beginning with the chosen one
     k = pick(len(options), *key)
