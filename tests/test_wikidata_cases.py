@@ -6,7 +6,6 @@ A case is a line of a dump and the rows, label and truth that it must give; `tes
 import bz2, gzip, json, lzma, subprocess, sys
 from pathlib import Path
 
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import zstandard
@@ -237,3 +236,38 @@ def test_toolkit_files(name, complete, entities, errors, tmp_path):
     except IncompleteInput as e: report = e.report
     assert report['complete'] == complete
     assert (report['entities'], sum(report['errors'].values())) == (entities, errors)
+
+
+# --- damage at random
+
+ODD = [None, True, 0, -1, 10**30, 1.5, '', 'x', [], [1], {}, {'a': 1}, [None], {'value': None}, 'Q1', 'P31', '\ud800', '+2020-01-01T00:00:00Z']
+
+
+def damage(rng, obj):
+    """Put something odd in one to three places of a JSON value."""
+    for _ in range(int(rng.integers(1, 4))):
+        here = obj
+        while isinstance(here, (dict, list)) and here:
+            key = list(here)[int(rng.integers(len(here)))] if isinstance(here, dict) else int(rng.integers(len(here)))
+            if rng.random() < .3 or not isinstance(here[key], (dict, list)) or not here[key]:
+                here[key] = json.loads(json.dumps(ODD[int(rng.integers(len(ODD)))]))
+                break
+            here = here[key]
+    return obj
+
+
+def test_damage_is_counted_and_never_escapes():
+    from histchrono.chronoscope.intervals import spells
+    from histchrono.core.provenance import rng as generator
+    rng, good = generator('damage', 1), []
+    for line in load('own')[0]:
+        try: good.append(json.loads(line.strip().strip(b',')))
+        except ValueError: pass
+    good = [json.dumps(o) for o in good if isinstance(o, dict)]
+    for _ in range(1500):
+        line = json.dumps(damage(rng, json.loads(good[int(rng.integers(len(good)))]))).encode()
+        if rng.random() < .1: line = line[:int(rng.integers(len(line)))]
+        rows, entities, counts, frame, _ = read_block(wanted(), 0, Block(0, 1, line + b'\n'))
+        assert counts['claims'] == rows.num_rows + sum(n for k, n in counts.items() if k.startswith('skipped claim_'))
+        assert entities.num_rows + sum(n for k, n in counts.items() if k.startswith(('errors', 'skipped')) and not k.startswith('skipped claim_')) == 1
+        for r in rows.to_pylist(): spells(r['start'], r['end'], r['point'])

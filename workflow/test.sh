@@ -5,6 +5,7 @@ export PYTHONHASHSEED=0 HF_HUB_OFFLINE=1
 echo "== export drift"
 python tests/check_drift.py
 echo "== notebooks"
-nbdev-test --n-workers 2
+# the batch runs nbs/runs and nbs/papers; tests/test_pipeline.py does so on a small profile
+nbdev-test --n-workers 2 --skip-folder-re '^[_.]|^papers$|^runs$'
 echo "== tests"
 exec python -m pytest -q tests

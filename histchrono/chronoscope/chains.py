@@ -20,14 +20,14 @@ from .chainfile import FAMILIES, make_chain, merge, write_chains
 from .grammar import clear_reference, kind_chain, words
 from .templates import EXPLICIT, is_asked, leak, pick, question
 
-# %% ../../nbs/chronoscope/chains.ipynb #c37a4331b
+# %% ../../nbs/chronoscope/chains.ipynb #cd80c1e88
 PAIRS = 6 # ordered pairs of properties of one subject in each carryover family
 SWITCHES = 2 # scope switches of one series and anchor
 LOOK = 8 # related subjects looked at, of each relation
 PARTNERS = 2 # second subjects of one subject, property and anchor
 NARRATIVES = 2 # narratives of one series and snapshot
 REACH = 25 # years between the anchor and a year that a scope switch names
-NEAR = 5.0 # the larger, the less a scope switch prefers years near the anchor
+NEAR = 3.0 # the larger, the less a scope switch prefers years near the anchor
 LENGTHS = (3,)*40 + (4, 4, 4, 5, 5, 6, 7, 8, 9, 11) # lengths of narratives, drawn by hash
 
 def unit(*key) -> float: # in [0, 1)
@@ -38,7 +38,7 @@ def by_hash(items, *key) -> list: # the items in an order of the key's own
     "Order items by MD5 of key and item."
     return sorted(items, key=lambda x: (hashlib.md5('|'.join(map(str, (*key, x))).encode()).hexdigest(), x))
 
-# %% ../../nbs/chronoscope/chains.ipynb #cf7161ce2
+# %% ../../nbs/chronoscope/chains.ipynb #c16969350
 class Plan:
     "A conversation before it has words."
     def __init__(self,
@@ -61,12 +61,12 @@ def present_of(w: World, subject: str, prop: str, accepted: list, qids: tuple) -
     same = g.value in qids or words(label) in {words(a) for a in accepted}
     return label, g.value, not same
 
-def build_turn(w: World, plan: Plan, i: int, seed: int, named: list) -> tuple: # turn, reason it cannot be asked ('' where it can)
-    "Put one planned turn into words; `named` are the kinds named so far."
+def build_turn(w: World, plan: Plan, i: int, seed: int, named: list, before: str) -> tuple: # turn, reason it cannot be asked ('' where it can)
+    "Put one planned turn into words; `named` are the kinds named so far, `before` is the question before."
     frame, prop, qid, gold, year, date = plan.turns[i]
     s, e = w.entities[qid].subject(), w.entities[gold.value]
     how = 'name' if frame == 'first' or s.kind == 'thing' else 'pronoun' if frame == 'other' else clear_reference(s, named)
-    text = question(frame, prop, s, (seed, plan.key, i), year, date if frame == 'first' else '', how)
+    text = question(frame, prop, s, (seed, plan.key, i), year, date if frame == 'first' else '', how, before)
     accepted = list(dict.fromkeys(n for v in gold.accepted if w.ok(v) for n in w.entities[v].names))
     answer, present, drift = present_of(w, qid, prop, accepted, gold.accepted)
     explicit = frame in EXPLICIT
@@ -78,7 +78,7 @@ def tell(w: World, plan: Plan, seed: int, dropped: Counter) -> list: # one chain
     "Put a plan into words."
     turns, named = [], []
     for i, (_, _, qid, gold, _, _) in enumerate(plan.turns):
-        turn, why = build_turn(w, plan, i, seed, named)
+        turn, why = build_turn(w, plan, i, seed, named, turns[-1]['question'] if turns else '')
         if why:
             dropped[f'{plan.family}: {why}'] += 1
             return []

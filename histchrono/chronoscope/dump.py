@@ -26,79 +26,101 @@ STATEMENTS = Schema('statements', 1, pa.schema([(c, pa.string()) for c in ('snap
 ENTITIES = Schema('entities', 1, pa.schema([('qid', pa.string()), ('label', pa.string()), ('label_lang', pa.string()), ('usable', pa.bool_()), ('aliases', _STRINGS),
                   ('description', pa.string()), ('classes', _STRINGS), ('country', pa.string()), ('gender', pa.string())]))
 
-# %% ../../nbs/chronoscope/dump.ipynb #cdeab904e
+# %% ../../nbs/chronoscope/dump.ipynb #cd1c60c04
 _ROW = pa.schema([('subject', pa.string()), ('property', pa.string()), ('claim', pa.int32()), *list(STATEMENTS.fields)[3:], ('block', pa.int64()), ('pos', pa.int32())])
 _ENT = pa.schema([*ENTITIES.fields, ('rev', pa.int64()), ('block', pa.int64()), ('pos', pa.int32())])
+def _table(rows, schema): return pa.Table.from_arrays([pa.array(c, f.type) for c, f in zip(zip(*rows) if rows else [[]]*len(schema), schema)], schema=schema)
 
 class BlockRows:
-    "Rows, counts and frame of one block."
-    def __init__(self, properties: tuple, number: int, block: Block):
+    "What a block has given so far."
+    def __init__(self, properties: tuple, # from `wanted`
+                 number: int, # of the block, over all inputs
+                ):
         self.properties, self.number, self.frame = properties, number, Frame()
         self.statements, self.entities, self.counts, self.examples = [], [], Counter(), []
-        decoder = entity_shape(properties)[1]
-        lines = block.data.split(b'\n')
-        for i, line in enumerate(lines[:-1] if not lines[-1] else lines):
-            text, opens, closes = bare(line)
-            if opens: self.frame.bracket = '['
-            if text: self._line(decoder, text, block, i)
-            elif not (opens or closes): self.counts['skipped blank_line'] += 1
-            if closes: self.frame.bracket = ']'
-            if text or opens or closes: self.frame.lines += 1
-            if not text and (opens or closes): self.frame.last_good = True
-    def _line(self, decoder, text, block, i):
-        try: found = [(decoder.decode(text), 0)]
-        except msgspec.MsgspecError:
-            try: found = [loose_entity(o, self.properties) if isinstance(o, dict) else None for o in slow_decode(text)]
-            except ValueError as e: found, reason = [None], 'invalid_utf8' if isinstance(e, UnicodeDecodeError) else 'invalid_json'
-            else:
-                reason = 'not_an_object'
-                self.counts['fallback_lines'] += 1
-        for f in found:
-            bad = reason if f is None else self._entity(*f)
-            self.frame.last_good = not bad
-            self.frame.bad += bool(bad); self.frame.entities += not bad
-            if bad: self._error(bad, block, i)
-    def _error(self, reason, block, i):
+    def error(self, reason: str, source: int, line: int):
+        "Count an error; keep the first few with their places."
         self.counts[f'errors {reason}'] += 1
-        if len(self.examples) < 5: self.examples.append((block.source, block.first_line + i, reason))
-    def _entity(self, e, odd) -> str:
-        kind = kind_of(e)
+        if len(self.examples) < 5: self.examples.append((source, line, reason))
+    def result(self) -> tuple: # what is sent back to the reader
+        return _table(self.statements, _ROW), _table(self.entities, _ENT), self.counts, self.frame, self.examples
+
+# %% ../../nbs/chronoscope/dump.ipynb #c7abb3162
+def _take_claims(rows: BlockRows, subject: str, p: str, claims: list, pos: int) -> list:
+    "Add the rows of one property; give them back without their places."
+    good = []
+    rows.counts['claims'] += len(claims)
+    for n, c in enumerate(claims):
+        r = claim_row(c)
+        if isinstance(r, str): rows.counts[f'skipped {r}'] += 1
+        else:
+            good.append(r)
+            rows.statements.append((subject, p, n, *r, rows.number, pos))
+            rows.counts['invalid_times'] += sum(x.count(INVALID) for x in r[2:5])
+    return good
+
+def _take_entity(rows: BlockRows, e, odd: int) -> str: # why it is an error, or ''
+    "Add an entity with its claims, or count why not."
+    kind = kind_of(e)
+    if kind not in ('item', 'property'):
         if kind.startswith('error '): return kind[6:]
-        if kind.startswith('skip '): self.counts['skipped ' + kind[5:]] += 1
-        else: self._take(e, odd, kind == 'item')
+        rows.counts[f'skipped {kind[5:]}'] += 1
         return ''
-    def _take(self, e, odd, item):
-        pos, rows = len(self.entities), {}
-        if item:
-            self.counts['claims'] += odd
-            if odd: self.counts['skipped claim_malformed'] += odd
-            for p in self.properties: rows[p] = self._claims(e.id, p, getattr(e.claims, p, None) or (), pos)
-        else: self.counts['properties'] += 1
-        label, lang, usable = choose_label(terms_of(e.labels))
-        description = next((t for v in terms_of(e.descriptions).values() if (t := term(v))), None)
-        rev = e.lastrevid if type(e.lastrevid) is int else -1
-        self.entities.append((e.id, label, lang, usable, choose_aliases(terms_of(e.aliases), label), description,
-                              classes_of(rows.get('P31', ())), country_of(rows.get('P17', ())), gender_of(rows.get('P21', ())), rev, self.number, pos))
-    def _claims(self, subject, p, claims, pos):
-        good = []
-        for n, c in enumerate(claims):
-            self.counts['claims'] += 1
-            r = claim_row(c)
-            if isinstance(r, str): self.counts[f'skipped {r}'] += 1
-            else:
-                good.append(r)
-                self.statements.append((subject, p, n, *r, self.number, pos))
-                self.counts['invalid_times'] += sum(x.count(INVALID) for x in r[2:5])
-        return good
-    def result(self):
-        "What is sent back to the reader."
-        return tuple(_table(r, s) for r, s in ((self.statements, _ROW), (self.entities, _ENT))) + (self.counts, self.frame, self.examples)
+    pos, found = len(rows.entities), {}
+    if kind == 'property': rows.counts['properties'] += 1
+    else:
+        for p in rows.properties:
+            if claims := getattr(e.claims, p, None): found[p] = _take_claims(rows, e.id, p, claims, pos)
+        if odd:
+            rows.counts['claims'] += odd
+            rows.counts['skipped claim_malformed'] += odd
+    label, lang, usable = choose_label(terms_of(e.labels))
+    description = next((t for v in terms_of(e.descriptions).values() if (t := term(v))), None)
+    rows.entities.append((e.id, label, lang, usable, choose_aliases(terms_of(e.aliases), label), description, classes_of(found.get('P31', ())), country_of(found.get('P17', ())),
+                          gender_of(found.get('P21', ())), e.lastrevid if type(e.lastrevid) is int and 0 < e.lastrevid < 2**62 else -1, rows.number, pos))
+    return ''
 
-def _table(rows, schema): return pa.Table.from_arrays([pa.array(c, f.type) for c, f in zip(zip(*rows) if rows else [[]] * len(schema), schema)], schema=schema)
-def read_block(properties, number, block): return BlockRows(properties, number, block).result()
+# %% ../../nbs/chronoscope/dump.ipynb #c3c6f4d94
+def _decode(rows: BlockRows, text: bytes) -> tuple: # entities with their odd claims, None for what is no object; why
+    "Read a line by type, and where that fails by the standard library."
+    try: return [(entity_shape(rows.properties)[1].decode(text), 0)], ''
+    except msgspec.MsgspecError: pass
+    try: found = slow_decode(text)
+    except UnicodeDecodeError: return [None], 'invalid_utf8'
+    except ValueError: return [None], 'invalid_json'
+    rows.counts['fallback_lines'] += 1
+    return [loose_entity(o, rows.properties) if isinstance(o, dict) else None for o in found], 'not_an_object'
 
-# %% ../../nbs/chronoscope/dump.ipynb #c9ae69c3f
-def _run(readers, properties, workers):
+def _take_line(rows: BlockRows, text: bytes, source: int, line: int):
+    "Add what is on a line."
+    found, why = _decode(rows, text)
+    for f in found:
+        bad = why if f is None else _take_entity(rows, *f)
+        rows.frame.last_good = not bad
+        rows.frame.bad += bool(bad); rows.frame.entities += not bad
+        if bad: rows.error(bad, source, line)
+
+def read_block(
+    properties: tuple, # from `wanted`
+    number: int, # of the block, over all inputs
+    block: Block,
+) -> tuple: # statements, entities, counts, frame, examples of errors as (input, line, reason)
+    "All that a worker does."
+    rows, lines = BlockRows(properties, number), block.data.split(b'\n')
+    for i, line in enumerate(lines if lines[-1] else lines[:-1], block.first_line):
+        text, opens, closes = bare(line)
+        if not (text or opens or closes):
+            rows.counts['skipped blank_line'] += 1
+            continue
+        rows.frame.lines += 1
+        if opens: rows.frame.bracket = '['
+        if text: _take_line(rows, text, block.source, i)
+        else: rows.frame.last_good = True
+        if closes: rows.frame.bracket = ']'
+    return rows.result()
+
+# %% ../../nbs/chronoscope/dump.ipynb #c7fb43fbf
+def _run(readers: list, properties: tuple, workers: int):
     "Results in order of the blocks, each with the number of its input."
     blocks = enumerate(b for r in readers for b in r)
     if workers == 1:
@@ -113,14 +135,14 @@ def _run(readers, properties, workers):
             waiting.append((b.source, pool.submit(read_block, properties, n, b)))
             if len(waiting) > 3*workers: yield _first(waiting)
         while waiting: yield _first(waiting)
-    except BrokenProcessPool: raise HistError("a worker process died, most likely for want of memory: run again with fewer --workers") from None
+    except BrokenProcessPool: raise HistError("a worker process died or did not start, most likely for want of memory: run again with fewer --workers") from None
     finally: pool.shutdown(cancel_futures=True)
 
 def _first(waiting):
     source, job = waiting.popleft()
     return source, job.result()
 
-# %% ../../nbs/chronoscope/dump.ipynb #c71fad03d
+# %% ../../nbs/chronoscope/dump.ipynb #c3348e082
 _NUMBER = "CAST(substr({}, 2) AS BIGINT)"
 _LOSERS = """CREATE TABLE losers AS SELECT block, pos FROM (
   SELECT block, pos, row_number() OVER (PARTITION BY qid ORDER BY rev DESC, block, pos) AS place
@@ -154,7 +176,7 @@ def _order(spill: Path, out: Path, snapshot: str, memory_limit: str, threads: in
     return dict(statements=write_parquet(stream(con, rows, [snapshot]), out/'statements.parquet', STATEMENTS),
                 entities=write_parquet(stream(con, ents), out/'entities.parquet', ENTITIES), duplicate_entities=lost('ent'), duplicate_statements=lost('row'))
 
-# %% ../../nbs/chronoscope/dump.ipynb #c9da6a86f
+# %% ../../nbs/chronoscope/dump.ipynb #cd3ff4ff1
 _MEND = {'is empty': 'download it again', 'holds no': 'give a dump in JSON, not an answer of the web interface or another export', 'ends in': 'download it again', 'has no': 'download it again'}
 
 class IncompleteInput(InputError):
@@ -185,7 +207,7 @@ def _complaint(report, out) -> str:
     mend = next((m for i in report['inputs'] for k, m in _MEND.items() if i['problem'].startswith(k)), 'download it again')
     return f"{'; '.join(bad)}: {mend} (the {report['entities']:,} entities that could be read are in {out})"
 
-# %% ../../nbs/chronoscope/dump.ipynb #c7efad261
+# %% ../../nbs/chronoscope/dump.ipynb #c94eb107a
 def _names(inputs) -> list:
     "Check the inputs; the names under which the report and the manifest list them."
     names = [inputs] if isinstance(inputs, (str, Path)) else list(inputs)
@@ -210,7 +232,7 @@ def _spill_dir(out: Path):
     finally:
         if spill: shutil.rmtree(spill, ignore_errors=True)
 
-# %% ../../nbs/chronoscope/dump.ipynb #cfb27d499
+# %% ../../nbs/chronoscope/dump.ipynb #c6907b3af
 def _read_all(readers, properties, workers, spill, bar):
     "Spill all rows; frames, counts and examples."
     frames, counts, examples = [Frame() for _ in readers], Counter(), []
@@ -226,18 +248,15 @@ def _read_all(readers, properties, workers, spill, bar):
 @contextmanager
 def _progress(show, names):
     "A function that shows bytes read and entities taken."
-    if not show:
+    if not show or callable(show):
         yield show or (lambda done, entities: None)
-        return
-    if callable(show):
-        yield show
         return
     from tqdm import tqdm
     known = all(Path(n).is_file() for n in names)
     with tqdm(total=sum(Path(n).stat().st_size for n in names) if known else None, unit='B', unit_scale=True, desc='extract') as t:
         yield lambda done, entities: (t.update(done - t.n), t.set_postfix(entities=f'{entities:,}', refresh=False))
 
-# %% ../../nbs/chronoscope/dump.ipynb #c815e7986
+# %% ../../nbs/chronoscope/dump.ipynb #c32cfdb95
 def extract(
     inputs, # dump files, in any of the formats of `dumpfile`; '-' is standard input
     out, # a folder, made where it does not exist

@@ -85,7 +85,7 @@ def _members(piece: bytes, pieces, kind: str, new) -> Iterator[bytes]:
         piece = piece or next(pieces, b'')
     if decoder is not None: raise Damaged(f"{kind} stream cut before its end")
 
-# %% ../../nbs/chronoscope/dumpfile.ipynb #c38821239
+# %% ../../nbs/chronoscope/dumpfile.ipynb #c1b92b08a
 @dataclass
 class Block:
     "Whole lines of one input."
@@ -116,9 +116,14 @@ class Reader:
         stream = self._open()
         try:
             yield from self._blocks(stream)
-            for _ in self._counted(stream): pass  # behind a broken spot: the hash is of the whole file
+            self._finish(stream)
         finally:
             if self.name != '-': stream.close()
+    def _finish(self, stream):
+        "Read what lies behind a broken spot, so that the hash is of the whole file."
+        try:
+            for _ in self._counted(stream): pass
+        except OSError as e: self.problem = self.problem or f"cannot be read to its end ({e.strerror or e})"
     def _blocks(self, stream):
         waiting, size, line = [], 0, 1
         for piece in self._plain(stream):

@@ -7,13 +7,13 @@ __all__ = ['DEFAULT_PROPERTIES', 'ALWAYS', 'Qualifiers', 'Terms', 'wanted', 'Val
            'terms_of', 'entity_id', 'snak_value', 'id_key', 'claim_row', 'classes_of', 'country_of', 'gender_of',
            'kind_of', 'loose_entity', 'slow_decode']
 
-# %% ../../nbs/chronoscope/entity.ipynb #c0aecd04a
+# %% ../../nbs/chronoscope/entity.ipynb #c79950b47
 from functools import lru_cache
 from typing import Any
 import json, re
 import msgspec
 from ..core.errors import InputError
-from .labels import LANGUAGES, clean_text
+from .labels import LANGUAGES, SURROGATE, clean_text
 from .timevalue import INVALID, form_key, time_form
 
 # %% ../../nbs/chronoscope/entity.ipynb #c41045ca4
@@ -173,7 +173,7 @@ def kind_of(
     if letter != expected: return 'skip ' + {'L': 'lexeme', 'M': 'mediainfo'}.get(letter, 'other_entity')
     return 'item' if letter == 'Q' else 'property'
 
-# %% ../../nbs/chronoscope/entity.ipynb #cf977b4d0
+# %% ../../nbs/chronoscope/entity.ipynb #c7affcc3c
 def loose_entity(
     obj: dict, # an entity of untyped JSON
     properties: tuple, # from `wanted`
@@ -192,12 +192,19 @@ def loose_entity(
     if obj.get('entities') is not None: e.entities = msgspec.Raw(b'{}')
     return e, odd
 
+def _whole_letters(obj):
+    "Put the replacement character where half a surrogate pair stands."
+    text = json.dumps(obj, ensure_ascii=False)
+    return json.loads(SURROGATE.sub('\ufffd', text)) if SURROGATE.search(text) else obj
+
 def slow_decode(
     text: bytes, # a line without its frame
-) -> list: # JSON objects on it
+) -> list: # JSON values on it
     "Read a line by the standard library; several entities on a line are an array's members. `ValueError` where it is no JSON."
-    try: obj = json.loads(text)
-    except (ValueError, RecursionError):
-        try: return json.loads(b'[' + text + b']') if b'},' in text else json.loads(text)
-        except RecursionError: raise ValueError('nested too deeply') from None
-    return [obj]
+    try:
+        try: found = [json.loads(text)]
+        except ValueError:
+            if b'},' not in text: raise
+            found = json.loads(b'[' + text + b']')
+        return [_whole_letters(x) for x in found]
+    except RecursionError: raise ValueError('nested too deeply') from None

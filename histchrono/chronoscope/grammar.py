@@ -46,7 +46,7 @@ def kind_chain(
     while out[-1] in wider: out.append(wider[out[-1]])
     return out
 
-# %% ../../nbs/chronoscope/grammar.ipynb #c7a317ff9
+# %% ../../nbs/chronoscope/grammar.ipynb #cb4f87a4a
 @lru_cache(maxsize=None)
 def _lists(kind: str) -> list: # the article tables of a kind and of what it also is
     tables = package_toml('grammar.toml')['article']
@@ -57,7 +57,8 @@ def takes_article(
     label: str, # as Wikidata has it
     kind: str,
 ) -> bool: # whether 'the' goes before it
-    "Whether a name stands with 'the'."
+    "Whether a name stands with 'the'; one that brings its own does not."
+    if label.startswith('The '): return False
     words = re.findall(r"[^\W_]+", label)
     for t in _lists(kind):
         if label in t.get('never', ()): return False

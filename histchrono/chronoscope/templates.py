@@ -37,7 +37,7 @@ def is_asked(prop: str, kind: str) -> bool: # whether there is a wording
     "Whether a property is asked of a kind of subject at all."
     return bool(clauses(prop, kind))
 
-# %% ../../nbs/chronoscope/templates.ipynb #c318a6eb5
+# %% ../../nbs/chronoscope/templates.ipynb #cfd1266d2
 _DOUBLED = re.compile(r"\b(in|on|at) (in|on|at)\b|\bthe (\w+)'s \3\b")
 
 def _order(options, *key) -> list: # the options, beginning with the chosen one
@@ -57,13 +57,16 @@ def question(
     year: int = 0, # the whole year, where the frame names one
     date: str = '', # 'YYYY-MM-DD' instead of the whole year
     how: str = 'name', # how the subject is referred to: 'name', 'pronoun', 'noun'
+    before: str = '', # the question before, whose beginning is not repeated
 ) -> str: # a question with its question mark
     "Word one turn; `InputError` where the property is not asked of that kind of subject."
     options = clauses(prop, subject.kind)
     if not options: raise InputError(f"{prop} has no wording for a {subject.kind}: add lines to templates.toml or leave the property out")
     frames = package_toml('templates.toml')['frames'][frame]
     texts = (_fill(f, c, subject, how, year, date) for c in _order(options, key, prop, 'clause') for f in _order(frames, key, prop, 'frame'))
-    return next(t for t in texts if not _DOUBLED.search(t.replace(subject.label, 'X')))
+    fit = (t for t in texts if not _DOUBLED.search(t.replace(subject.label, 'X')))
+    first = next(fit)
+    return next((t for t in (first, *fit) if t.split()[:2] != before.split()[:2]), first) if before.split()[:2] == first.split()[:2] else first
 
 # %% ../../nbs/chronoscope/templates.ipynb #ca98ce8c8
 def explicit_question(

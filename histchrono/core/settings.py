@@ -70,7 +70,7 @@ def _int(section, key: str, low: int) -> int:
     if n < low: raise SettingsError(f"{key} = {n} in settings.ini [{section.name}] is below {low}")
     return n
 
-# %% ../../nbs/core/settings.ipynb #cfea486a5
+# %% ../../nbs/core/settings.ipynb #cc694b0a6
 _KEYS = {f.name for f in fields(Settings)} - {'profile'}
 
 def _section(profile: str, path):
@@ -78,7 +78,7 @@ def _section(profile: str, path):
     try:
         if not ini.read(path, encoding='utf-8'): raise SettingsError(f"{path} is missing: run inside a checkout")
     except ConfigError as e: raise SettingsError(f"settings.ini cannot be read: {str(e).splitlines()[0]}") from None
-    check_choice('profile', profile, ini.sections(), 'this call')
+    check_choice('profile', profile, [x for x in ini.sections() if x != 'weights'], 'this call') # [weights] says where a model's files are
     return ini[profile]
 
 def load(
