@@ -62,15 +62,18 @@ def seen_in(facts, year):
         out.append((s, p, v, a, '' if b not in ('', '?') and span(b)[0] > date(year, 12, 31) else b))
     return out
 
-def values_at(facts, subject, prop, day):
-    "Certain and possible values on a day, straight from the statements."
-    sure, maybe = set(), set()
+def about(facts):
+    "Facts by subject and property, with the days their dates may mean."
+    out = {}
     for s, p, v, a, b in facts:
-        if (s, p) != (subject, prop) or v == subject: continue
-        a0, a1 = span(a)
-        if a0 <= day and (b in ('', '?') or day <= span(b)[1]): maybe.add(v)
-        if a1 <= day and (b == '' or (b != '?' and day < span(b)[0])): sure.add(v)
-    return sure, maybe
+        if v != s: out.setdefault((s, p), []).append((v, *span(a), *(span(b) if b not in ('', '?') else (date.min, date.max) if b else (date.max, date.max))))
+    return out
+
+def values_at(known, subject, prop, day):
+    "Certain and possible values on a day, straight from the statements."
+    rows = known.get((subject, prop), [])
+    maybe = {v for v, a0, a1, b0, b1 in rows if a0 <= day <= b1}
+    return {v for v, a0, a1, b0, b1 in rows if a1 <= day < b0}, maybe
 
 def gold_at(facts, subject, prop, day):
     sure, maybe = values_at(facts, subject, prop, day)
@@ -106,12 +109,14 @@ def holds(text, part): return f" {' '.join(plain(part))} " in f" {' '.join(plain
 def check(chains, facts, entities):
     "Everything that must hold of every chain."
     ent = {e['qid']: e for e in entities}
-    known = {y: seen_in(facts, y) for y in SNAPSHOTS}
+    known, memory = {y: about(seen_in(facts, y)) for y in SNAPSHOTS}, {}
     for c in chains:
         assert c['anchors'] == sorted(set(c['anchors'])) and c['anchor'] == c['anchors'][0] and c['length'] == len(c['turns'])
         assert all(a[:4] == str(c['snapshot_year']) for a in c['anchors'])
         for t in c['turns']:
-            answer = gold_of(known[c['snapshot_year']], t)
+            key = (c['snapshot_year'], t['subject_qid'], t['property'], t['year'], t['date'])
+            if key not in memory: memory[key] = gold_of(known[c['snapshot_year']], t)
+            answer = memory[key]
             assert answer == t['answer_qid'], (c['chain_id'], t, answer)
             assert t['answer'] == ent[answer]['label'] and ent[answer]['usable'] and ent[t['subject_qid']]['usable']
             assert set(t['accepted']) <= {ent[answer]['label'], *ent[answer]['aliases']} and t['answer'] in t['accepted']

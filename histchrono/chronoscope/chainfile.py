@@ -23,14 +23,14 @@ TURN = pa.struct([('turn_id', _s), ('question', _s), ('answer', _s), ('answer_qi
 CHAINS = Schema('chains', 1, pa.schema([('chain_id', _s), ('source_id', _s), ('family', _s), ('snapshot_year', _i), ('anchor', _s), ('anchors', _l), ('present_snapshot', _i),
                   ('truth_type', _s), ('difficulty', _s), ('length', _i), ('variant', _s), ('parent_chain_id', _s), ('split', _s), ('turns', pa.list_(TURN))]))
 
-# %% ../../nbs/chronoscope/chainfile.ipynb #c20eafc4f
+# %% ../../nbs/chronoscope/chainfile.ipynb #c5d01db25
 def chain_id(
     family: str,
     snapshot: int,
     turns: list, # of dict
 ) -> str: # 16 hex digits
     "The id of a conversation."
-    return text_hash(family, snapshot, *(x for t in turns for x in (t['question'], t['answer'], t['answer_qid'], t['subject_qid'], t['property'])))
+    return text_hash(family, snapshot, *(x for t in turns for x in (t['question'], t['answer'], t['answer_qid'], t['subject_qid'], t['property'], *t['accepted'])))
 
 def split_of(
     qid: str, # the subject first asked about

@@ -146,7 +146,7 @@ def scope_switch(w: World, snap: int, subject: str, anchor: str, seed: int):
             y2 = near(second, here, *key, 'second', y1)
             yield Plan('scope_switch', snap, anchor, (subject, p, k, time_key(w, y1, d1, anchor), y2)).add('first', p, subject, g1, y1, d1).add('switch', p, subject, years[y2], y2)
 
-# %% ../../nbs/chronoscope/chains.ipynb #c713d1a62
+# %% ../../nbs/chronoscope/chains.ipynb #c9be61bf5
 RELATIONS = ('P102', 'P108', 'P463') # a value of these in common makes two subjects related
 
 class Related:
@@ -157,7 +157,8 @@ class Related:
             if not w.ok(q): continue
             e, g = w.entities[q], asked_at(w, snap, q, anchor)
             self.gold[q] = g
-            for key in [*((c, e.country) for c in e.classes if e.country), *((p, g[p].value) for p in RELATIONS if p in g)]:
+            home = g['P17'].value if 'P17' in g else e.country
+            for key in [*(('P17', home, c) for c in e.classes if home), *((p, g[p].value) for p in RELATIONS if p in g)]:
                 self.keys[q].append(key)
                 for p in g:
                     if p != key[0]: groups[e.kind, key, p].append(q)

@@ -1,0 +1,113 @@
+"""An evaluation that is killed and run again asks nothing twice but the batch in flight, and ends with the same bytes."""
+from collections import Counter
+from pathlib import Path
+import os, random, signal, subprocess, sys, time
+
+import pytest
+
+from histchrono.chronoscope.chainfile import make_chain, write_chains
+from histchrono.chronoscope.score import score
+
+BATCH = 4
+SCRIPT = '''
+import os, sys, time, json
+from histchrono.chronoscope.evaluate import evaluate
+from histchrono.models.chat import Prompt
+from histchrono.models.engines import Completion
+chains, out, log, pause = sys.argv[1], sys.argv[2], sys.argv[3], float(sys.argv[4])
+
+class Slow:
+    "Answers by the last character codes of the prompt, slowly, and writes down what it is asked before it answers."
+    batch_size, identity = %d, dict(model='slow')
+    def begin(self, system): pass
+    def encode(self, msgs): return Prompt(tuple(map(ord, json.dumps(msgs))))
+    def complete(self, prompts):
+        with open(log, 'a') as f:
+            for p in prompts: f.write(''.join(map(chr, p)) + '\\n')
+            f.flush(); os.fsync(f.fileno())
+        time.sleep(pause)
+        return [Completion(f'answer {sum(p) %% 97}') for p in prompts]
+
+evaluate(chains, 'slow', ('gold', 'self', 'questions_only', 'explicit'), out, engine=Slow(), progress=False)
+''' % BATCH
+
+
+def turn(i, k):
+    return dict(turn_id=str(k), question=f'question {i % 9}.{k}?', answer=f'answer {(7 * i + k) % 97}', answer_qid='', answer_kind='entity', accepted=[], property='P6', subject_qid=f'Q{i % 5}',
+                subject_label=f'town {i % 9}', subject_kind='city', year=1990 + k, date='', explicit_time=k == 1, present_answer=f'answer {i % 97}', present_qid='', drift_eligible=True, extra='')
+
+
+@pytest.fixture
+def place(tmp_path):
+    chains = [make_chain('temporal_narrative', 2025, '2025-01-01', [turn(i, k) for k in range(1, 2 + i % 4 + 1)], 2025, 'strict') for i in range(24)]
+    write_chains(chains, tmp_path/'chains.parquet')
+    (tmp_path/'run.py').write_text(SCRIPT)
+    return tmp_path
+
+
+def start(place, out, log, pause):
+    return subprocess.Popen([sys.executable, str(place/'run.py'), str(place/'chains.parquet'), str(place/out), str(place/log), str(pause)],
+                            env={**os.environ, 'PYTHONPATH': os.pathsep.join(sys.path)}, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+
+
+def finish(place, out, log):
+    p = start(place, out, log, 0)
+    _, err = p.communicate(timeout=300)
+    assert p.returncode == 0, err[-2000:]
+
+
+def asked(place, log): return (place/log).read_text().splitlines() if (place/log).exists() else []
+
+
+def results(place, out):
+    files = sorted((place/out).glob('predictions/*.parquet')) + [place/out/'manifest.json', place/out/'chains.parquet']
+    return {f.name: f.read_bytes() for f in files}
+
+
+def kill_after(place, out, log, prompts, pause=0.05):
+    "Start a run and kill -9 it once it has asked about `prompts` prompts."
+    p = start(place, out, log, pause)
+    deadline = time.monotonic() + 300
+    while len(asked(place, log)) < prompts and p.poll() is None and time.monotonic() < deadline: time.sleep(0.01)
+    running = p.poll() is None
+    p.send_signal(signal.SIGKILL) if running else None
+    p.wait()
+    p.stderr.close()
+    return running
+
+
+def test_kill_and_resume(place):
+    finish(place, 'whole', 'whole.log')
+    everything = asked(place, 'whole.log')
+    assert len(everything) == len(set(everything)) > 60
+    draw, kills, at = random.Random(2), 0, 0
+    for _ in range(3):
+        at += draw.randint(5, 25)
+        kills += kill_after(place, 'cut', 'cut.log', at)
+        assert not (place/'cut'/'manifest.json').exists()
+    assert kills == 3
+    finish(place, 'cut', 'cut.log')
+    times = Counter(asked(place, 'cut.log'))
+    assert set(times) == set(everything)
+    assert sum(n - 1 for n in times.values()) <= BATCH * kills  # nothing twice but the batches in flight
+    assert results(place, 'cut') == results(place, 'whole')
+    a, b = (score(place/o, n_boot=100) for o in ('cut', 'whole'))
+    assert a.equals(b)
+
+
+def test_torn_shard_costs_its_own_prompts(place):
+    finish(place, 'whole', 'whole.log')
+    before = results(place, 'whole')
+    shard = sorted(place.glob('whole/completions/*/*.parquet'))[0]
+    shard.write_bytes(shard.read_bytes()[:-20])
+    finish(place, 'whole', 'again.log')
+    assert 0 < len(asked(place, 'again.log')) <= BATCH
+    assert results(place, 'whole') == before
+
+
+def test_hash_seed_does_not_matter(place, monkeypatch):
+    for seed in ('0', '1'):
+        monkeypatch.setenv('PYTHONHASHSEED', seed)
+        finish(place, f'seed{seed}', f'seed{seed}.log')
+    assert results(place, 'seed0') == results(place, 'seed1')
+    assert asked(place, 'seed0.log') == asked(place, 'seed1.log')
