@@ -5,6 +5,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                                  'histchrono/chronoscope/chainfacts.py'),
                                                    'histchrono.chronoscope.chainfacts.Entity.subject': ( 'chronoscope/chainfacts.html#entity.subject',
                                                                                                          'histchrono/chronoscope/chainfacts.py'),
+                                                   'histchrono.chronoscope.chainfacts.Entity.words': ( 'chronoscope/chainfacts.html#entity.words',
+                                                                                                       'histchrono/chronoscope/chainfacts.py'),
                                                    'histchrono.chronoscope.chainfacts.Paper': ( 'chronoscope/chainfacts.html#paper',
                                                                                                 'histchrono/chronoscope/chainfacts.py'),
                                                    'histchrono.chronoscope.chainfacts.Paper.at': ( 'chronoscope/chainfacts.html#paper.at',

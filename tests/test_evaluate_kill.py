@@ -111,3 +111,44 @@ def test_hash_seed_does_not_matter(place, monkeypatch):
         finish(place, f'seed{seed}', f'seed{seed}.log')
     assert results(place, 'seed0') == results(place, 'seed1')
     assert asked(place, 'seed0.log') == asked(place, 'seed1.log')
+
+
+def tiny_checkpoint(folder):
+    "Random weights of the Qwen3 architecture in its real format."
+    import torch
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+    t = Tokenizer(models.BPE(vocab={c: i for i, c in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}, merges=[]))
+    t.pre_tokenizer, t.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    tok = PreTrainedTokenizerFast(tokenizer_object=t, eos_token='<|im_end|>', additional_special_tokens=['<|im_start|>'], padding_side='right')
+    tok.chat_template = "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\\n' + m['content'] + '<|im_end|>\\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+    torch.manual_seed(0)
+    config = Qwen3Config(vocab_size=len(tok) + 16, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, head_dim=8, max_position_embeddings=4096,
+                         eos_token_id=tok.eos_token_id, bos_token_id=None, pad_token_id=None, initializer_range=0.3, tie_word_embeddings=True)
+    Qwen3ForCausalLM(config).to(torch.float32).save_pretrained(folder)
+    tok.save_pretrained(folder)
+    return folder
+
+
+def test_a_paper_model_by_name_whatever_the_batch(place, monkeypatch):
+    "Qwen3-4B's row, its path swapped in settings: the same predictions for batches of 1, 2 and 8, and for a second run."
+    import json
+    from histchrono.chronoscope.chainfile import read_chains
+    from histchrono.chronoscope.evaluate import evaluate
+    from histchrono.core.paths import root
+    home, real = place/'home', root()
+    home.mkdir()
+    (home/'data').symlink_to(real/'data')
+    ini = (real/'settings.ini').read_text().partition('[weights]')[0]
+    weights = tiny_checkpoint(place/'tiny')
+    write_chains(read_chains(place/'chains.parquet')[:8], place/'few.parquet')
+    monkeypatch.setenv('HISTCHRONO_HOME', str(home))
+    seen = {}
+    for run, size in (('one', 1), ('two', 2), ('eight', 8), ('again', 8)):
+        (home/'settings.ini').write_text(ini.replace('batch_size = 16', f'batch_size = {size}').replace('threads = 2', 'threads = 1').replace('max_new_tokens = 24', 'max_new_tokens = 5') + f'\n[weights]\nQwen3-4B = {weights}\n')
+        counts = evaluate(place/'few.parquet', 'Qwen3-4B', out=place/run, progress=False)
+        assert counts['errors'] == 0 and counts['asked'] == counts['prompts'] > 20
+        seen[run] = {f.name: f.read_bytes() for f in sorted((place/run/'predictions').iterdir())}
+        assert json.loads((place/run/'manifest.json').read_text())['machine']['architecture'] == 'Qwen3ForCausalLM'
+    assert seen['one'] == seen['two'] == seen['eight'] == seen['again']
+    assert (place/'eight'/'manifest.json').read_bytes() == (place/'again'/'manifest.json').read_bytes()

@@ -6,10 +6,11 @@
 __all__ = ['ANCHORS', 'Gold', 'Claim', 'bounds', 'spells', 'Strict', 'Paper', 'Entity', 'load_entities', 'World', 'load_claims',
            'load_world']
 
-# %% ../../nbs/chronoscope/chainfacts.ipynb #c291deedc
+# %% ../../nbs/chronoscope/chainfacts.ipynb #c1cc8311b
 from bisect import bisect_right
 from collections import Counter, defaultdict, namedtuple
 from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
 from pathlib import Path
 import pyarrow as pa
 from ..core.errors import InputError
@@ -61,7 +62,9 @@ def _join(out: list, a: int, b: int, v: str): # add a spell, or lengthen the las
     if out and out[-1][2] == v and out[-1][1] == a - 1: out[-1] = (out[-1][0], b, v)
     else: out.append((a, b, v))
 
-# %% ../../nbs/chronoscope/chainfacts.ipynb #c7a6e71a5
+# %% ../../nbs/chronoscope/chainfacts.ipynb #c1a05b113
+_day = lru_cache(maxsize=1 << 12)(day_of) # anchors are few and asked about often
+
 @dataclass
 class Strict:
     "Answers under `strict`."
@@ -88,7 +91,7 @@ class Strict:
                 if a <= day_number(y) and day_number(y, 12, 31) <= b: out[y] = Gold(v, (v,))
         return out
 
-# %% ../../nbs/chronoscope/chainfacts.ipynb #c271e7ab4
+# %% ../../nbs/chronoscope/chainfacts.ipynb #cc02c7125
 @dataclass
 class Paper:
     "Answers under the paper's reading: canonical even where several values are active."
@@ -103,14 +106,14 @@ class Paper:
 
     def year(self, y: int, anchor: str = '01-01') -> Gold:
         "The answer at the anchor's day of a year."
-        return self.at(day_of(f'{y:04}-{anchor}'))
+        return self.at(_day(f'{y:04}-{anchor}'))
 
     def years(self, upto: int, anchor: str = '01-01') -> dict: # year → Gold, ascending
         "Every year up to `upto` in which anything is active on the anchor's day."
         first = [y for c in self.claims for y in (c.p_point_year or 9999, 9999 if c.p_start in (None, MINUS) else year_of(c.p_start))]
         return {y: g for y in range(max(min(first, default=9999), 1000), upto + 1) if (g := self.year(y, anchor))}
 
-# %% ../../nbs/chronoscope/chainfacts.ipynb #c4032809d
+# %% ../../nbs/chronoscope/chainfacts.ipynb #c32036e3f
 @dataclass(frozen=True)
 class Entity:
     "What chains need to know of an entity."
@@ -122,6 +125,11 @@ class Entity:
     pronoun: str
     classes: tuple
     country: str # QID or ''
+
+    @cached_property
+    def words(self) -> frozenset: # its names as they are compared
+        "The names, word by word."
+        return frozenset(words(n) for n in self.names)
 
     def subject(self) -> Subject: # as wordings need it
         "The entity as a question's subject."
@@ -150,7 +158,7 @@ def load_entities(
                                    pronoun(r['gender']), tuple(sorted(r['classes'] or ())), r['country'] or '')
     return out
 
-# %% ../../nbs/chronoscope/chainfacts.ipynb #c6e14c4b9
+# %% ../../nbs/chronoscope/chainfacts.ipynb #cc42a73fc
 @dataclass
 class World:
     "Everything that chains are made from."
@@ -179,7 +187,7 @@ class World:
         s = self.series[snap].get(subject, {}).get(prop)
         if s is None: return None
         y, _, md = when.partition('@')
-        g = (s.year(int(y), md) if self.over(int(y), snap) else None) if md else s.at(day_of(when))
+        g = (s.year(int(y), md) if self.over(int(y), snap) else None) if md else s.at(_day(when))
         return g if g and self.ok(g.value) else None
 
     def over(self, year: int, snap: int) -> bool: # whether the year is over in the data

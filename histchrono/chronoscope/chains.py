@@ -38,7 +38,7 @@ def by_hash(items, *key) -> list: # the items in an order of the key's own
     "Order items by MD5 of key and item."
     return sorted(items, key=lambda x: (hashlib.md5('|'.join(map(str, (*key, x))).encode()).hexdigest(), x))
 
-# %% ../../nbs/chronoscope/chains.ipynb #c16969350
+# %% ../../nbs/chronoscope/chains.ipynb #c34e20e12
 class Plan:
     "A conversation before it has words."
     def __init__(self,
@@ -72,7 +72,7 @@ def build_turn(w: World, plan: Plan, i: int, seed: int, named: list, before: str
     explicit = frame in EXPLICIT
     turn = dict(turn_id=str(i + 1), question=text, answer=e.label, answer_qid=e.qid, answer_kind='entity', accepted=accepted, property=prop, subject_qid=qid, subject_label=s.label,
                 subject_kind=s.kind, year=year, date=date, explicit_time=explicit, present_answer=answer, present_qid=present, drift_eligible=drift, extra='')
-    return turn, leak(text, accepted, explicit, frame != 'follow', s.label)
+    return turn, leak(text, accepted, explicit, frame != 'follow', s.label) or leak(s.label, accepted, True)
 
 def tell(w: World, plan: Plan, seed: int, dropped: Counter) -> list: # one chain, or none
     "Put a plan into words."
@@ -86,12 +86,15 @@ def tell(w: World, plan: Plan, seed: int, dropped: Counter) -> list: # one chain
         named += [w.entities[gold.value].kind] + ([w.entities[qid].kind] if qid != plan.turns[0][2] else [])
     return [make_chain(plan.family, plan.snap, plan.anchor, turns, w.last, w.policy)]
 
-# %% ../../nbs/chronoscope/chains.ipynb #c8893f6d6
+# %% ../../nbs/chronoscope/chains.ipynb #ca3e24b1b
 def asked_at(w: World, snap: int, subject: str, anchor: str) -> dict: # property → Gold, those with an answer and a wording
     "What can be asked of a subject at an anchor."
-    kind = w.entities[subject].kind
-    found = {p: w.gold(snap, subject, p, anchor) for p in sorted(w.series[snap][subject]) if is_asked(p, kind)}
-    return {p: g for p, g in found.items() if g}
+    key = ('asked', snap, subject, anchor)
+    if key not in w._cache:
+        kind = w.entities[subject].kind
+        found = {p: w.gold(snap, subject, p, anchor) for p in sorted(w.series[snap][subject]) if is_asked(p, kind)}
+        w._cache[key] = {p: g for p, g in found.items() if g}
+    return w._cache[key]
 
 def scope(w: World, snap: int, anchor: str, asked: list) -> tuple: # golds, year, date; date is '' where the whole year is meant
     "The time of a conversation over several (subject, property): the anchor's year, or its day where one of them does not hold through the year."
@@ -104,7 +107,7 @@ def time_key(w: World, year: int, date: str, anchor: str) -> str: # what a conve
     "The year or the day; under the paper's reading a year's answer is the anchor's."
     return date or (f'{year}' if w.policy == 'strict' else f'{year}@{anchor[5:]}')
 
-# %% ../../nbs/chronoscope/chains.ipynb #c8f95627f
+# %% ../../nbs/chronoscope/chains.ipynb #c30ae2566
 def carryover(w: World, snap: int, subject: str, anchor: str, seed: int):
     "Two properties of one subject, the second without a time: plans of both carryover families."
     props = list(asked_at(w, snap, subject, anchor))
@@ -113,11 +116,11 @@ def carryover(w: World, snap: int, subject: str, anchor: str, seed: int):
             (g1, g2), y, d = scope(w, snap, anchor, [(subject, p1), (subject, p2)])
             yield Plan(family, snap, anchor, (subject, p1, p2, time_key(w, y, d, anchor))).add('first', p1, subject, g1, y, d).add(frame, p2, subject, g2, y, d)
 
-# %% ../../nbs/chronoscope/chains.ipynb #c920404cc
+# %% ../../nbs/chronoscope/chains.ipynb #cea14e7ff
 def differs(w: World, a, b) -> bool: # whether no string is right for both
     "Whether two answers are different beyond doubt."
-    strings = lambda g: {words(n) for v in g.accepted if w.ok(v) for n in w.entities[v].names}
-    return not set(a.accepted) & set(b.accepted) and not strings(a) & strings(b)
+    strings = lambda g: {n for v in g.accepted if w.ok(v) for n in w.entities[v].words}
+    return set(a.accepted).isdisjoint(b.accepted) and strings(a).isdisjoint(strings(b))
 
 def near(years: list, centre: int, *key) -> int: # one of the years
     "Choose a year by hash, nearer ones more often."
@@ -146,7 +149,7 @@ def scope_switch(w: World, snap: int, subject: str, anchor: str, seed: int):
             y2 = near(second, here, *key, 'second', y1)
             yield Plan('scope_switch', snap, anchor, (subject, p, k, time_key(w, y1, d1, anchor), y2)).add('first', p, subject, g1, y1, d1).add('switch', p, subject, years[y2], y2)
 
-# %% ../../nbs/chronoscope/chains.ipynb #c9be61bf5
+# %% ../../nbs/chronoscope/chains.ipynb #c8d69ae08
 RELATIONS = ('P102', 'P108', 'P463') # a value of these in common makes two subjects related
 
 class Related:
@@ -183,7 +186,7 @@ def cross_entity_then(w: World, snap: int, subject: str, anchor: str, seed: int,
             (g1, g2), y, d = scope(w, snap, anchor, [(subject, p), (q, p)])
             yield Plan('cross_entity_then', snap, anchor, (subject, q, p, time_key(w, y, d, anchor))).add('first', p, subject, g1, y, d).add('other', p, q, g2, y, d)
 
-# %% ../../nbs/chronoscope/chains.ipynb #ccb91b387
+# %% ../../nbs/chronoscope/chains.ipynb #c93f88ead
 def multi_turn_chain(w: World, snap: int, subject: str, anchor: str, seed: int):
     "Several properties of one subject, the first with its time."
     props, seen = list(asked_at(w, snap, subject, anchor)), set()
@@ -198,7 +201,7 @@ def multi_turn_chain(w: World, snap: int, subject: str, anchor: str, seed: int):
             plan.add('first' if i == 0 else 'follow' if pick(4, 'then', seed, *plan.key, i) else 'then', p, subject, g, y, d)
         yield plan
 
-# %% ../../nbs/chronoscope/chains.ipynb #c35fcb7da
+# %% ../../nbs/chronoscope/chains.ipynb #c54a8ac74
 def year_spells(w: World, years: dict) -> list: # [years of one answer in a row], ascending
     "Group the years that can be asked about by their answer."
     out = []
@@ -233,7 +236,7 @@ def temporal_narrative(w: World, snap: int, subject: str, anchor: str, seed: int
             for i, y in enumerate(picked): plan.add('first' if i == 0 else 'year_short' if pick(4, 'long', seed, *plan.key, i) else 'year_long', p, subject, years[y], y)
             yield plan
 
-# %% ../../nbs/chronoscope/chains.ipynb #cd79bc2ac
+# %% ../../nbs/chronoscope/chains.ipynb #ce46ffe00
 _PLAIN = {'carryover': carryover, 'carryover_then': carryover, 'scope_switch': scope_switch, 'multi_turn_chain': multi_turn_chain, 'temporal_narrative': temporal_narrative}
 
 def plans_of(w: World, snap: int, subject: str, anchor: str, seed: int, families: tuple, related: Related):
@@ -269,7 +272,7 @@ def _start(*args): # a worker reads the world once
 def _work(task: tuple) -> tuple: # of the worker's world
     return build_block(_WORLD, *task)
 
-# %% ../../nbs/chronoscope/chains.ipynb #cb841df90
+# %% ../../nbs/chronoscope/chains.ipynb #c081c19b0
 def make_chains(
     truth, # intervals.parquet or its folder, or a list of them
     entities, # entities.parquet or its folder, or a list of them

@@ -88,22 +88,26 @@ def scopes(
     for family, part in turns.groupby('family', sort=True): yield 'family', family, part
     for length, part in turns.groupby('length', sort=True): yield 'length', str(length), part
 
-# %% ../../nbs/chronoscope/score.ipynb #ce05ab829
+# %% ../../nbs/chronoscope/score.ipynb #c7b8c9f14
 def score(
     dir, # a folder that `evaluate` wrote
     chains=None, # the chains file that was asked; default the copy in `dir`
     match: str = 'relaxed', # 'exact', 'relaxed' or 'released'
     n_boot: int = 2000, # resamples
     seed: int = 42, # the profile's seed
+    cluster: str = 'subject', # what is resampled: 'subject' (the chain's first) or 'chain'
 ) -> pd.DataFrame: # setting, scope, group, metric, value, lo, hi, n, …: a row a metric
     "All metrics of an evaluation with 95 % intervals, failures counted as wrong and, under `answered`, left out."
     if match not in MODES: raise InputError(f"unknown match mode {match!r}: use one of {', '.join(MODES)}")
+    if cluster not in ('subject', 'chain'): raise InputError(f"unknown cluster {cluster!r}: use subject or chain")
     turns, model = read_turns(dir, chains, match)
+    if cluster == 'chain': turns = turns.assign(cluster=turns.chain_id)
     rows = []
     for setting, one in turns.groupby('setting', sort=False):
         for scope, group, part in scopes(one):
             head = dict(model=model, setting=setting, match=match, scope=scope, group=group)
-            tail = dict(chains=part.chain_id.nunique(), turns=len(part), truncated=int((part.status == 'truncated').sum()), errors=int((part.status == 'error').sum()), capped=float((part.finish_reason == 'length').mean()))
+            tail = dict(chains=part.chain_id.nunique(), turns=len(part), failures=int((~part.ok).sum()), truncated=int((part.status == 'truncated').sum()),
+                        errors=int((part.status == 'error').sum()), capped=float((part.finish_reason == 'length').mean()))
             rows += [{**head, **r, **tail} for r in metric_rows(part, f'{model}|{setting}|{match}|{scope}|{group}', n_boot, seed)]
     return pd.DataFrame(rows)
 
