@@ -88,7 +88,7 @@ def truth(
     rows = build_truth(dir, _words(anchors), policy, out)
     print(', '.join(f'{k}: {v}' for k, v in rows.items()) if isinstance(rows, dict) else rows)
 
-# %% ../nbs/cli.ipynb #c042f7184
+# %% ../nbs/cli.ipynb #cf040b3ce
 @app.command()
 def chains(
     dir: Annotated[Path, typer.Argument(help='A folder written by truth.')],
@@ -101,7 +101,7 @@ def chains(
     sample: Annotated[int, typer.Option(min=0, help='Also write sample.parquet, this many chains for evaluation.')] = 0,
 ):
     "Turn truth into chains of questions."
-    from histchrono.chronoscope.pipeline import chains_stage
+    from histchrono.chronoscope.chainstage import chains_stage
     for line in chains_stage(dir, out, profile, seed=seed, families=_words(families) if families else None, max_per_family=max_per_family, workers=workers, sample=sample): print(line)
 
 @app.command()

@@ -225,3 +225,8 @@ def test_paper_policy(world, tmp_path):
             on = [f for f in known[c['snapshot_year']] if f[:2] == (t['subject_qid'], t['property']) and f[2] != f[0] and span(f[3])[0] <= day and (f[4] in ('', '?') or day <= span(f[4])[1])]
             best = min(on, key=lambda f: (-span(f[3])[0].toordinal(), int(f[2][1:])))
             assert t['answer_qid'] == best[2]
+
+def test_alone_gives_nothing_away(world):
+    folder, *_ = world
+    for c in read_chains(folder/'chains.parquet'):
+        for t in c['turns']: assert not any(holds(explicit_question(t), a) for a in t['accepted'])

@@ -150,7 +150,7 @@ def reason(
         if lines: return f'{lines[-1]}'
     return 'no reason in its log; run the job alone to see it'
 
-# %% ../../nbs/core/batch.ipynb #c0cf90fff
+# %% ../../nbs/core/batch.ipynb #ca2900a99
 def _snakemake(targets, profile: str, jobs: int, watcher: Watcher, dry: bool) -> str: # '' or what it complained about
     import logging
     from snakemake.api import SnakemakeApi
@@ -162,12 +162,12 @@ def _snakemake(targets, profile: str, jobs: int, watcher: Watcher, dry: bool) ->
         def emit(self, r): watcher.handle(r)
     h = Handler()
     try:
-        with SnakemakeApi(OutputSettings(quiet={Quietness.ALL}, dryrun=dry)) as api:
+        with SnakemakeApi(OutputSettings(quiet={Quietness.ALL})) as api:
             wf = api.workflow(resource_settings=ResourceSettings(cores=jobs), config_settings=ConfigSettings(config={'profile': profile}),
                               snakefile=root()/'workflow'/'Snakefile', workdir=root())
             dag = wf.dag(DAGSettings(targets=set(targets), force_incomplete=True))
             if not dry: dag.unlock()
-        with SnakemakeApi(OutputSettings(quiet={Quietness.ALL}, dryrun=dry)) as api:
+        with SnakemakeApi(OutputSettings(quiet={Quietness.ALL})) as api:
             wf = api.workflow(resource_settings=ResourceSettings(cores=jobs), config_settings=ConfigSettings(config={'profile': profile}),
                               snakefile=root()/'workflow'/'Snakefile', workdir=root())
             dag = wf.dag(DAGSettings(targets=set(targets), force_incomplete=True))
