@@ -93,7 +93,7 @@ class Lock:
         return self
     def __exit__(self, *_): self.file.close()
 
-# %% ../../nbs/core/batch.ipynb #c77835d08
+# %% ../../nbs/core/batch.ipynb #c093e649a
 @dataclass
 class Job:
     "One job of the batch."
@@ -124,11 +124,8 @@ class Watcher:
     def _job_info(self, r):
         w = getattr(r, 'wildcards', None) or {}
         words = ' '.join(str(v) for v in dict(w).values())
-        self.jobs.setdefault(r.jobid, Job(f"{r.rule_name} {words}".strip(), _paths(r.output), _paths(r.log)))
-    def _job_started(self, r):
-        ids = getattr(r, 'jobs', None) or []
-        for i in (ids if isinstance(ids, (list, tuple, set)) else [ids]):
-            if i in self.jobs: self.jobs[i].state, self.jobs[i].began = 'running', time.monotonic()
+        j = self.jobs.setdefault(r.jobid, Job(f"{r.rule_name} {words}".strip(), _paths(r.output), _paths(r.log)))
+        if j.state == 'planned': j.state, j.began = 'running', time.monotonic()
     def _end(self, i, state):
         j = self.jobs.get(i)
         if j is None or j.state in ('done', 'failed'): return

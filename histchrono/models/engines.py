@@ -6,14 +6,15 @@
 __all__ = ['GREEDY', 'Completion', 'Engine', 'model_key', 'pad_left', 'greedy', 'load', 'end_tokens', 'shares_prefix',
            'TransformersEngine', 'open_engine']
 
-# %% ../../nbs/models/engines.ipynb #c2f739190
+# %% ../../nbs/models/engines.ipynb #c934b2858
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 import copy
+import os
 
-from ..core.errors import HistError, InputError
+from ..core.errors import InputError
 from ..core.provenance import text_hash
 from .chat import Chat, Prompt, encode, system_prefix
 from .registry import get
@@ -92,7 +93,7 @@ def greedy(
             step, pos, mask = new[:, None], pos[:, -1:] + 1, torch.cat([mask, torch.ones_like(mask[:, :1])], 1)
     return out
 
-# %% ../../nbs/models/engines.ipynb #c4cf956ba
+# %% ../../nbs/models/engines.ipynb #c74d37893
 def load(
     path, # a folder with safetensors or one GGUF file, or a GGUF file
     dtype: str = 'float32', # 'float32', 'bfloat16', 'float16' or 'float64'
@@ -103,6 +104,7 @@ def load(
     gguf = [path] if path.is_file() else sorted(path.glob('*.gguf')) if not (path/'config.json').exists() else []
     if not gguf and not (path/'config.json').exists(): raise InputError(f"{path} holds neither config.json nor a GGUF file: name a model's folder")
     if len(gguf) > 1: raise InputError(f"{path} holds {len(gguf)} GGUF files: name one of them")
+    os.environ.setdefault('OMP_WAIT_POLICY', 'PASSIVE') # threads that wait by spinning stall each other as soon as anything else runs
     try: import torch, transformers
     except ImportError: raise InputError("torch and transformers are not installed: pip install 'histchrono[models]'") from None
     transformers.utils.logging.disable_progress_bar()
