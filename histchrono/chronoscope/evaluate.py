@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['PREDICTIONS', 'history', 'system_prompt', 'Job', 'stages', 'run_stage', 'take', 'check_chains', 'evaluate']
 
-# %% ../../nbs/chronoscope/evaluate.ipynb #cb62e7175
+# %% ../../nbs/chronoscope/evaluate.ipynb #c92f93851
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,13 +16,15 @@ import pyarrow as pa
 from .chainfile import CHAINS, read_chains
 from .matching import completion_status, extract_answer
 from .templates import explicit_question
+from ..core.batch import LastLine, progress_file
 from ..core.errors import HistError, InputError
 from ..core.io import Schema, write_parquet
 from ..core.paths import data_dir
 from ..core.provenance import file_hash, read_manifest, text_hash, write_manifest
 from ..core.settings import EVAL_SETTINGS, check_choice, load
 from ..models.chat import messages
-from ..models.engines import Engine, open_engine
+from ..models.engines import Engine
+from ..models.parallel import open_workers
 from ..models.store import Store, ask, prompt_key
 
 # %% ../../nbs/chronoscope/evaluate.ipynb #c970c9d60
@@ -168,12 +170,14 @@ def _write(job: Job, out: Path, settings: list[str], keep: list[str], model: str
         write_parquet(pa.Table.from_pylist(table, schema=PREDICTIONS.fields), out/'predictions'/f'{s}.parquet', PREDICTIONS)
     return rows
 
-# %% ../../nbs/chronoscope/evaluate.ipynb #c7605a443
+# %% ../../nbs/chronoscope/evaluate.ipynb #ce5607146
 def _bar(total: int, start: str, show: bool):
     from tqdm import tqdm
+    kept = progress_file(f'evaluate {start}') # inside a batch, its status line shows the bar
+    if kept: return tqdm(total=total, desc=start, unit='turn', disable=not show, file=LastLine(kept), mininterval=1, ascii=True, ncols=90)
     return tqdm(total=total, desc=start, unit='turn', disable=not show, file=sys.stderr, mininterval=0.5 if sys.stderr.isatty() else 10, dynamic_ncols=True)
 
-# %% ../../nbs/chronoscope/evaluate.ipynb #c6013a208
+# %% ../../nbs/chronoscope/evaluate.ipynb #ca1a01c3f
 def evaluate(
     chains_path, # a chains file
     model: str, # a registry name, or what to call `engine`
@@ -190,7 +194,7 @@ def evaluate(
     if not wanted or not str(out): raise InputError('evaluate needs at least one setting and a folder `out`: name both')
     out, chains = Path(out), take(check_chains(read_chains(chains_path), chains_path), limit)
     system = system_prompt()
-    if engine is None: engine = open_engine(model, load(profile))
+    if engine is None: engine = open_workers(model, load(profile))
     block = dict(engine.identity, model=model, limit=limit or 0, questions_only_history=questions_only_history, system=text_hash(system))
     keep = _earlier(out, block, {'chains': file_hash(chains_path)})
     engine.begin(system)

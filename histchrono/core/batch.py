@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['code_hash', 'notebook_modules', 'artefacts', 'choose', 'Lock', 'Job', 'Watcher', 'reason', 'Result', 'mark',
-           'minutes', 'report', 'plan', 'run', 'progress_file']
+           'minutes', 'report', 'plan', 'run', 'progress_file', 'LastLine']
 
 # %% ../../nbs/core/batch.ipynb #cad4fab86
 from dataclasses import dataclass, field
@@ -231,7 +231,7 @@ def report(
     out.append(f"{'done' if r.ok else 'NOT COMPLETE'} in {minutes(r.seconds)}: " + ', '.join(bits + left))
     return '\n'.join(out)
 
-# %% ../../nbs/core/batch.ipynb #c69774dd1
+# %% ../../nbs/core/batch.ipynb #c7e37f21d
 def plan(
     names=(), # artefacts; none = all
     profile: str = 'demo',
@@ -253,7 +253,8 @@ def run(
     began = time.monotonic()
     chosen = choose(names)
     with Lock(root()/'runs'/'.lock'):
-        os.environ |= {'HISTCHRONO_BATCH_PID': str(os.getpid()), 'PYTHONHASHSEED': '0', 'HISTCHRONO_HOME': str(root())}
+        # threads that wait by spinning stall each other as soon as anything else runs
+        os.environ |= {'HISTCHRONO_BATCH_PID': str(os.getpid()), 'PYTHONHASHSEED': '0', 'HISTCHRONO_HOME': str(root()), 'OMP_WAIT_POLICY': 'PASSIVE'}
         _, planned = plan(chosen, profile)
         total = len(planned.jobs)
         if total: say(f"{total} jobs out of date: {', '.join(j.name for j in planned.jobs.values())}")
@@ -266,7 +267,7 @@ def run(
     failures = {j.name: reason(j) for j in ran.jobs.values() if j.state == 'failed'}
     return Result(_states(chosen, profile, planned, ran), list(ran.jobs.values()), failures, time.monotonic() - began, '' if failures else trouble)
 
-# %% ../../nbs/core/batch.ipynb #c27f222f3
+# %% ../../nbs/core/batch.ipynb #c596b6a31
 from contextlib import contextmanager
 import threading
 
@@ -276,6 +277,16 @@ def progress_file(
     "Where a job of the batch leaves its line of progress."
     base = os.environ.get('HISTCHRONO_PROGRESS')
     return Path(base)/(re.sub(r'[^\w.-]+', '_', label) + '.txt') if base else None
+
+class LastLine:
+    "A text stream that keeps only the last line written, in a file; what a progress bar writes to inside a batch."
+    def __init__(self, path): self.path = Path(path)
+    def write(self, text: str):
+        if line := _CONTROL.sub('', text).strip(): self.path.write_text(line)
+    def flush(self): pass
+    def isatty(self): return False
+
+_CONTROL = re.compile(r'[\r\n]|\x1b\[[0-9;]*[A-Za-z]')
 
 @contextmanager
 def _status(w: Watcher, every: float = 1.0):

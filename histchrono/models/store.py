@@ -5,10 +5,11 @@
 # %% auto #0
 __all__ = ['COMPLETIONS', 'prompt_key', 'Store', 'plan', 'ask']
 
-# %% ../../nbs/models/store.ipynb #c940e8dbc
+# %% ../../nbs/models/store.ipynb #cf0609770
 from collections.abc import Callable
 from pathlib import Path
 import hashlib
+from functools import partial
 import time
 import warnings
 
@@ -19,6 +20,7 @@ from ..core.errors import HistError, InputError, SchemaError
 from ..core.io import Schema, read_parquet, write_json, write_parquet
 from ..core.provenance import text_hash
 from .engines import Completion, Engine, model_key
+from .parallel import one_by_one
 
 # %% ../../nbs/models/store.ipynb #cec3ca277
 COMPLETIONS = Schema('completions', 1, pa.schema([
@@ -74,22 +76,25 @@ def plan(
     order = sorted(prompts, key=lambda k: (len(prompts[k]), prompts[k]))
     return [order[i:i + size] for i in range(0, len(order), size)]
 
-# %% ../../nbs/models/store.ipynb #c7951b64b
+# %% ../../nbs/models/store.ipynb #c668cbe73
 def ask(
     store: Store, # where answers are kept
     engine: Engine, # whom to ask
     prompts: dict[str, tuple[int, ...]], # prompt key → token ids, each prompt once
     done: Callable[[list[str]], None] = lambda keys: None, # told the keys of each batch, asked now or before
 ) -> int: # prompts asked now
-    "Ask what is missing, batch by planned batch; each batch is on disk before the next begins."
-    asked = 0
-    for batch in plan(prompts, engine.batch_size):
-        missing = [k for k in batch if k not in store.known]
-        if missing:
-            start = time.perf_counter()
-            answers = engine.complete([prompts[k] for k in missing])
-            if len(answers) != len(missing): raise HistError(f"the engine gave {len(answers)} answers to {len(missing)} prompts: nothing of this batch was kept; run again")
-            store.write(missing, answers, time.perf_counter() - start)
-            asked += len(missing)
+    "Ask what is missing, batch by planned batch; each batch is on disk as soon as it is answered."
+    batches, asked = plan(prompts, engine.batch_size), 0
+    missing = [[k for k in batch if k not in store.known] for batch in batches]
+    for batch, lacking in zip(batches, missing):
+        if not lacking: done(batch)
+    todo, start = [(b, m) for b, m in zip(batches, missing) if m], time.perf_counter()
+    each = getattr(engine, 'each', None) or partial(one_by_one, engine)
+    for i, answers in each([[prompts[k] for k in m] for _, m in todo]):
+        batch, lacking = todo[i]
+        if len(answers) != len(lacking): raise HistError(f"the engine gave {len(answers)} answers to {len(lacking)} prompts: nothing of this batch was kept; run again")
+        now = time.perf_counter()
+        store.write(lacking, answers, now - start)
+        start, asked = now, asked + len(lacking)
         done(batch)
     return asked
