@@ -86,8 +86,8 @@ def read_chains(
     "Read chains; another schema is an error."
     return read_parquet(path, CHAINS).to_pylist()
 
-# %% ../../nbs/chronoscope/chainfile.ipynb #c833b6a3f
-LONG = 7 # chains of this length and longer are one stratum: there are few of each, and they cost most
+# %% ../../nbs/chronoscope/chainfile.ipynb #c7553ae47
+LONG = 7 # chains of this length and longer are one stratum, and a small one: each costs as much as ten chains of two turns
 
 def _even(total: int, sizes: dict) -> dict: # key → how many of `total`, equally, never more than there are
     got = {k: 0 for k in sorted(sizes)}
@@ -108,7 +108,7 @@ def _draw(rows: list, n: int, used: Counter) -> list: # `n` of rows in hash orde
         left = rest
     return out
 
-# %% ../../nbs/chronoscope/chainfile.ipynb #cda6c7fcd
+# %% ../../nbs/chronoscope/chainfile.ipynb #c1ad42ab0
 def sample_chains(
     path, # chains.parquet
     n: int, # how many chains
@@ -127,7 +127,9 @@ def sample_chains(
     unknown = sorted(set(quotas or ()) - set(sizes))
     if unknown: raise InputError(f"{path} holds no chain of {', '.join(unknown)}: correct the quotas or make these families")
     for f, want in (quotas or _even(n, sizes)).items():
-        for length, m in _even(min(want, sizes[f]), {l: len(rows) for (g, l), rows in strata.items() if g == f}).items():
+        have = {l: len(rows) for (g, l), rows in strata.items() if g == f}
+        few = {l: min(n, max(1, want // 12)) if l == LONG and len(have) > 1 else n for l, n in have.items()}
+        for length, m in _even(want, few if sum(few.values()) >= min(want, sizes[f]) else have).items():
             picked += [r['chain'] for r in _draw(strata[f, length], m, used)]
     return sorted(picked, key=lambda c: (c['family'], c['anchor'], c['chain_id']))
 

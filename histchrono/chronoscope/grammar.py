@@ -102,7 +102,7 @@ def pronoun(
     "The pronoun of a person."
     return PRONOUNS.get(gender, 'they')
 
-# %% ../../nbs/chronoscope/grammar.ipynb #c6cedf453
+# %% ../../nbs/chronoscope/grammar.ipynb #c075a370d
 @dataclass(frozen=True)
 class Subject:
     "An entity that is asked about."
@@ -122,12 +122,13 @@ def refer(
     how: str = 'name', # 'name', 'pronoun' or 'noun'
 ) -> dict: # slots sub, obj, poss, was
     "Fill the slots that speak of the subject."
-    if how == 'name' or (how == 'noun' and s.kind == 'person'):
+    if how == 'name' or (how == 'noun' and (s.kind == 'person' or s.noun == 'it')):
         n = name_in_text(s.label, s.kind)
         return dict(sub=n, obj=n, poss=possessive(n), was='were' if is_plural(s.label, s.kind) else 'was')
     if s.kind == 'person': return dict(zip(('sub', 'obj', 'poss', 'was'), _FORMS[s.pronoun]))
     if how == 'noun': return dict(sub=s.noun, obj=s.noun, poss=possessive(s.noun), was='was')
-    return dict(sub='it', obj=s.noun, poss='its', was='was')
+    obj = name_in_text(s.label, s.kind) if s.noun == 'it' else s.noun # nobody says "the government of it"
+    return dict(sub='it', obj=obj, poss='its', was='was')
 
 def clear_reference(
     s: Subject,

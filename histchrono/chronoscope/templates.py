@@ -37,7 +37,7 @@ def is_asked(prop: str, kind: str) -> bool: # whether there is a wording
     "Whether a property is asked of a kind of subject at all."
     return bool(clauses(prop, kind))
 
-# %% ../../nbs/chronoscope/templates.ipynb #cfd1266d2
+# %% ../../nbs/chronoscope/templates.ipynb #c4764ac33
 _DOUBLED = re.compile(r"\b(in|on|at) (in|on|at)\b|\bthe (\w+)'s \3\b")
 
 def _order(options, *key) -> list: # the options, beginning with the chosen one
@@ -65,10 +65,11 @@ def question(
     frames = package_toml('templates.toml')['frames'][frame]
     texts = (_fill(f, c, subject, how, year, date) for c in _order(options, key, prop, 'clause') for f in _order(frames, key, prop, 'frame'))
     fit = (t for t in texts if not _DOUBLED.search(t.replace(subject.label, 'X')))
-    first = next(fit)
+    first = next(fit, None)
+    if first is None: raise InputError(f"{prop} has no wording for a {subject.kind} referred to as a {how} in a {frame!r} turn: add a line to templates.toml")
     return next((t for t in (first, *fit) if t.split()[:2] != before.split()[:2]), first) if before.split()[:2] == first.split()[:2] else first
 
-# %% ../../nbs/chronoscope/templates.ipynb #ca98ce8c8
+# %% ../../nbs/chronoscope/templates.ipynb #cdd3c2905
 def explicit_question(
     turn: dict, # of `chains.parquet`: property, subject_qid, subject_label, subject_kind, year, date
 ) -> str: # a question that needs no conversation
@@ -76,7 +77,7 @@ def explicit_question(
     s = Subject(turn['subject_qid'], turn['subject_label'], turn['subject_kind'])
     return question('first', turn['property'], s, ('explicit', turn['property'], s.qid, turn['year'], turn['date']), turn['year'], turn['date'])
 
-# %% ../../nbs/chronoscope/templates.ipynb #c26bf3667
+# %% ../../nbs/chronoscope/templates.ipynb #cc03d306b
 _YEAR = re.compile(r'\b\d{4}s?\b')
 _DAY = re.compile(r'\b(' + '|'.join(MONTHS) + r')\b')
 _POINTERS = frozenset('then time times day days date year years month months today now currently current present recently'.split())

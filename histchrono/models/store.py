@@ -67,16 +67,18 @@ class Store:
         write_parquet(pa.Table.from_pylist(rows, schema=COMPLETIONS.fields), self.folder/f'{text_hash(*keys)}.parquet', COMPLETIONS)
         for k, c in good: self.known[k] = c; self.failed.pop(k, None)
 
-# %% ../../nbs/models/store.ipynb #c3d5e0139
+# %% ../../nbs/models/store.ipynb #c26a642a3
 def plan(
     prompts: dict[str, tuple[int, ...]], # prompt key → token ids
-    size: int, # prompts a batch
+    size: int, # prompts a batch, at most
+    workers: int = 1, # batches answered side by side
 ) -> list[list[str]]: # batches of prompt keys
-    "Batches of prompts of like length, the same for every order of arrival."
+    "Batches of prompts of like length, the same for every order of arrival; few prompts are shared out among the workers."
     order = sorted(prompts, key=lambda k: (len(prompts[k]), prompts[k]))
+    size = max(1, min(size, -(-len(order) // workers)))
     return [order[i:i + size] for i in range(0, len(order), size)]
 
-# %% ../../nbs/models/store.ipynb #c668cbe73
+# %% ../../nbs/models/store.ipynb #ccdbebadd
 def ask(
     store: Store, # where answers are kept
     engine: Engine, # whom to ask
@@ -84,7 +86,7 @@ def ask(
     done: Callable[[list[str]], None] = lambda keys: None, # told the keys of each batch, asked now or before
 ) -> int: # prompts asked now
     "Ask what is missing, batch by planned batch; each batch is on disk as soon as it is answered."
-    batches, asked = plan(prompts, engine.batch_size), 0
+    batches, asked = plan(prompts, engine.batch_size, getattr(engine, 'workers', 1)), 0
     missing = [[k for k in batch if k not in store.known] for batch in batches]
     for batch, lacking in zip(batches, missing):
         if not lacking: done(batch)
