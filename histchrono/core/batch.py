@@ -42,7 +42,7 @@ def _closure(name: str) -> frozenset: # modules reached from `name`, itself incl
         todo |= _imports(f.read_text(encoding='utf-8'), m.split('.') if f.name == '__init__.py' else m.split('.')[:-1]) - done
     return frozenset(done)
 
-# %% ../../nbs/core/batch.ipynb #cad543f1b
+# %% ../../nbs/core/batch.ipynb #c84407373
 def code_hash(
     *modules: str, # such as 'histchrono.chronoscope.chains'
 ) -> str: # 16 hex digits
@@ -57,7 +57,9 @@ def notebook_modules(
     path, # .ipynb
 ) -> list[str]: # names of our modules it imports
     "What a notebook imports from the package."
-    nb = json.loads(Path(path).read_text(encoding='utf-8'))
+    try: nb = json.loads(Path(path).read_text(encoding='utf-8'))
+    except FileNotFoundError: raise InputError(f"{path} is missing: restore it from version control") from None
+    except ValueError: raise InputError(f"{path} is no readable notebook: restore it from version control") from None
     source = '\n'.join(''.join(c['source']) for c in nb['cells'] if c['cell_type'] == 'code')
     clean = '\n'.join(l for l in source.split('\n') if not re.match(r'\s*[%!]', l))
     return sorted(_imports(clean, ['histchrono']))
