@@ -13,7 +13,7 @@ import typer
 import histchrono
 from .core.errors import HistError
 
-# %% ../nbs/cli.ipynb #ccd72e821
+# %% ../nbs/cli.ipynb #c5b3bdde4
 app = typer.Typer(name='histchrono', no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False,
     help='How well AI models keep history straight: ChronoScope and Synthetic History, regenerated.')
 
@@ -29,6 +29,10 @@ def _version(v: bool):
 
 def _words(text: str, sep: str = ',') -> list[str]: # a list given as one word
     return [w for w in (p.strip() for p in text.split(sep)) if w]
+def _lines(t) -> str: # a frame of text, left-aligned, nothing cut
+    width = {c: max(len(c), *(len(v) for v in t[c])) for c in t}
+    rows = [list(t.columns), *t.values.tolist()]
+    return '\n'.join('  '.join(v.ljust(w) for v, w in zip(r, width.values())).rstrip() for r in rows)
 
 # %% ../nbs/cli.ipynb #c3a7ca58e
 @app.command()
@@ -88,7 +92,7 @@ def truth(
     rows = build_truth(dir, _words(anchors), policy, out)
     print(', '.join(f'{k}: {v}' for k, v in rows.items()) if isinstance(rows, dict) else rows)
 
-# %% ../nbs/cli.ipynb #cf040b3ce
+# %% ../nbs/cli.ipynb #c0219d8f9
 @app.command()
 def chains(
     dir: Annotated[Path, typer.Argument(help='A folder written by truth.')],
@@ -125,16 +129,23 @@ def score(
 ):
     "Score answers: accuracy, chains, drift, with 95 % intervals."
     from histchrono.chronoscope.score import score
-    print(score(dir, chains, match=match).to_string(index=False))
+    t = score(dir, chains, match=match)
+    shown = t[['setting', 'scope', 'group', 'metric', 'value', 'lo', 'hi', 'n', 'answered', 'failures']].copy()
+    for c in ('value', 'lo', 'hi', 'answered'): shown[c] = shown[c].map(lambda x: f'{x:.3f}')
+    print(_lines(shown.astype(str)))
 
-# %% ../nbs/cli.ipynb #cc075b4dc
+# %% ../nbs/cli.ipynb #c69ed084b
 @app.command()
 def models(
     paper: Annotated[Optional[str], typer.Option(help='Only chronoscope or synthetic_history.')] = None,
 ):
     "Every model of both papers: what it is, what it needs, and whether it was ever run here."
+    from histchrono.core.settings import check_choice
     from histchrono.models.registry import models_table
-    print(models_table(paper) if paper else models_table())
+    if paper: check_choice('paper', paper, ('chronoscope', 'synthetic_history', 'project'), '--paper')
+    t = models_table(paper)
+    shown = [c for c in ('name', 'id', 'backend', 'licence', 'memory_gib', 'status', 'needs') if c in t]
+    print(_lines(t[shown].astype(str)))
 
 @app.command()
 def fetch(

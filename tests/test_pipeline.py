@@ -33,7 +33,7 @@ def project(tmp_path_factory):
 def test_second_run_does_nothing(project):
     before = {p: digest(p) for p in (project / "paper_tables").rglob("*") if p.is_file()}
     r = histchrono(project, "run")
-    assert r.returncode == 0 and "nothing was out of date, 3 up to date" in r.stdout
+    assert r.returncode == 0 and "nothing was out of date; 3 up to date" in r.stdout
     assert before == {p: digest(p) for p in (project / "paper_tables").rglob("*") if p.is_file()}
 
 

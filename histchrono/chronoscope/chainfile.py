@@ -108,7 +108,7 @@ def _draw(rows: list, n: int, used: Counter) -> list: # `n` of rows in hash orde
         left = rest
     return out
 
-# %% ../../nbs/chronoscope/chainfile.ipynb #c1ad42ab0
+# %% ../../nbs/chronoscope/chainfile.ipynb #c555d8d63
 def sample_chains(
     path, # chains.parquet
     n: int, # how many chains
@@ -128,7 +128,7 @@ def sample_chains(
     if unknown: raise InputError(f"{path} holds no chain of {', '.join(unknown)}: correct the quotas or make these families")
     for f, want in (quotas or _even(n, sizes)).items():
         have = {l: len(rows) for (g, l), rows in strata.items() if g == f}
-        few = {l: min(n, max(1, want // 12)) if l == LONG and len(have) > 1 else n for l, n in have.items()}
+        few = {l: min(n, max(1, want // 24)) if l == LONG and len(have) > 1 else n for l, n in have.items()}
         for length, m in _even(want, few if sum(few.values()) >= min(want, sizes[f]) else have).items():
             picked += [r['chain'] for r in _draw(strata[f, length], m, used)]
     return sorted(picked, key=lambda c: (c['family'], c['anchor'], c['chain_id']))

@@ -38,7 +38,7 @@ def by_hash(items, *key) -> list: # the items in an order of the key's own
     "Order items by MD5 of key and item."
     return sorted(items, key=lambda x: (hashlib.md5('|'.join(map(str, (*key, x))).encode()).hexdigest(), x))
 
-# %% ../../nbs/chronoscope/chains.ipynb #c34e20e12
+# %% ../../nbs/chronoscope/chains.ipynb #c925a06db
 class Plan:
     "A conversation before it has words."
     def __init__(self,
@@ -77,13 +77,14 @@ def build_turn(w: World, plan: Plan, i: int, seed: int, named: list, before: str
 def tell(w: World, plan: Plan, seed: int, dropped: Counter) -> list: # one chain, or none
     "Put a plan into words."
     turns, named = [], []
-    for i, (_, _, qid, gold, _, _) in enumerate(plan.turns):
+    for i, (_, prop, qid, gold, _, _) in enumerate(plan.turns):
         turn, why = build_turn(w, plan, i, seed, named, turns[-1]['question'] if turns else '')
         if why:
             dropped[f'{plan.family}: {why}'] += 1
             return []
         turns.append(turn)
         named += [w.entities[gold.value].kind] + ([w.entities[qid].kind] if qid != plan.turns[0][2] else [])
+        if prop == 'P6' and w.entities[qid].kind != 'country': named.append('organization') # a local government: "it" might mean that
     return [make_chain(plan.family, plan.snap, plan.anchor, turns, w.last, w.policy)]
 
 # %% ../../nbs/chronoscope/chains.ipynb #ca3e24b1b

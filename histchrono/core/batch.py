@@ -208,7 +208,7 @@ def _states(names: list, profile: str, planned: Watcher, ran: Watcher) -> dict:
         return 'stale' if list((root()/'paper_tables').glob(f'{a}.*')) + list((root()/'figures').glob(f'{a}.*')) else 'missing'
     return {a: state(a) for a in names}
 
-# %% ../../nbs/core/batch.ipynb #c710bcdb4
+# %% ../../nbs/core/batch.ipynb #c9d4bd247
 def minutes(
     s: float, # seconds
 ) -> str:
@@ -217,21 +217,18 @@ def minutes(
 
 def report(
     r: Result,
-) -> str: # several lines, the last one a summary
-    "What a batch did, for the screen."
-    out = []
-    parts = [j for j in r.jobs if j.state in ('done', 'failed')]
-    if parts: out.append('time: ' + ', '.join(f'{j.name} {minutes(j.seconds)}' for j in sorted(parts, key=lambda j: -j.seconds)))
-    for name, why in r.failures.items(): out.append(f'failed: {name}: {why}')
-    if r.trouble: out.append(f'failed: {r.trouble}')
-    by = lambda s: sorted(a for a, x in r.states.items() if x == s)
-    for s, text in (('stale', 'stale (an input failed; the files there are of an earlier run)'), ('missing', 'not made (an input failed)'), ('failed', 'failed')):
-        if by(s): out.append(f"{text}: {' '.join(by(s))}")
-    made, cur = by('made'), by('current')
-    bits = [f"made {' '.join(made)}" if made else 'nothing was out of date' if r.ok else 'made nothing'] + ([f"{len(cur)} up to date"] if cur else [])
-    left = [f'{len(by(s))} {s}' for s in ('failed', 'stale', 'missing') if by(s)]
-    out.append(f"{'done' if r.ok else 'NOT COMPLETE'} in {minutes(r.seconds)}: " + ', '.join(bits + left))
-    return '\n'.join(out)
+) -> str: # one line
+    "What a batch did, as one line: what was made, what failed and why, what is of an earlier run, and what took how long."
+    by = lambda s: ' '.join(sorted(a for a, x in r.states.items() if x == s))
+    current = sum(x == 'current' for x in r.states.values())
+    bits = [f"made {by('made')}" if by('made') else 'nothing was out of date' if r.ok else 'made nothing']
+    if current: bits.append(f'{current} up to date')
+    bits += [f'failed: {name}: {why}' for name, why in r.failures.items()] + ([f'failed: {r.trouble}'] if r.trouble else [])
+    if by('stale'): bits.append(f"stale, an input failed and the files there are of an earlier run: {by('stale')}")
+    if by('missing'): bits.append(f"not made, an input failed: {by('missing')}")
+    took = sorted((j for j in r.jobs if j.state in ('done', 'failed')), key=lambda j: -j.seconds)
+    if took: bits.append('took: ' + ', '.join(f'{j.name} {minutes(j.seconds)}' for j in took))
+    return f"{'done' if r.ok else 'NOT COMPLETE'} in {minutes(r.seconds)}: " + '; '.join(bits)
 
 # %% ../../nbs/core/batch.ipynb #c7e37f21d
 def plan(
