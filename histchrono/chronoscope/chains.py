@@ -38,7 +38,7 @@ def by_hash(items, *key) -> list: # the items in an order of the key's own
     "Order items by MD5 of key and item."
     return sorted(items, key=lambda x: (hashlib.md5('|'.join(map(str, (*key, x))).encode()).hexdigest(), x))
 
-# %% ../../nbs/chronoscope/chains.ipynb #c925a06db
+# %% ../../nbs/chronoscope/chains.ipynb #c463a9640
 class Plan:
     "A conversation before it has words."
     def __init__(self,
@@ -61,8 +61,8 @@ def present_of(w: World, subject: str, prop: str, accepted: list, qids: tuple) -
     same = g.value in qids or words(label) in {words(a) for a in accepted}
     return label, g.value, not same
 
-def build_turn(w: World, plan: Plan, i: int, seed: int, named: list, before: str) -> tuple: # turn, reason it cannot be asked ('' where it can)
-    "Put one planned turn into words; `named` are the kinds named so far, `before` is the question before."
+def build_turn(w: World, plan: Plan, i: int, seed: int, named: list, before: tuple) -> tuple: # turn, reason it cannot be asked ('' where it can)
+    "Put one planned turn into words; `named` are the kinds named so far, `before` the questions before."
     frame, prop, qid, gold, year, date = plan.turns[i]
     s, e = w.entities[qid].subject(), w.entities[gold.value]
     how = 'name' if frame == 'first' or s.kind == 'thing' else 'pronoun' if frame == 'other' else clear_reference(s, named)
@@ -78,7 +78,7 @@ def tell(w: World, plan: Plan, seed: int, dropped: Counter) -> list: # one chain
     "Put a plan into words."
     turns, named = [], []
     for i, (_, prop, qid, gold, _, _) in enumerate(plan.turns):
-        turn, why = build_turn(w, plan, i, seed, named, turns[-1]['question'] if turns else '')
+        turn, why = build_turn(w, plan, i, seed, named, tuple(t['question'] for t in turns))
         if why:
             dropped[f'{plan.family}: {why}'] += 1
             return []

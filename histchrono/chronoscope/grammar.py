@@ -102,7 +102,7 @@ def pronoun(
     "The pronoun of a person."
     return PRONOUNS.get(gender, 'they')
 
-# %% ../../nbs/chronoscope/grammar.ipynb #c075a370d
+# %% ../../nbs/chronoscope/grammar.ipynb #c2e7478e6
 @dataclass(frozen=True)
 class Subject:
     "An entity that is asked about."
@@ -139,7 +139,9 @@ def clear_reference(
     if s.kind == 'person': return 'name' if 'person' in earlier else 'pronoun'
     if not things: return 'pronoun'
     nouns = package_toml('grammar.toml')['nouns']
-    return 'name' if s.kind == 'thing' or any(nouns[k] == s.noun or k == 'thing' or k in kind_chain(s.kind) or s.kind in kind_chain(k) for k in things) else 'noun'
+    if s.kind == 'thing' or any(nouns[k] == s.noun or k == 'thing' for k in things): return 'name'
+    wide = s.kind in ('organization', 'firm', 'institute', 'office') # "the company" may be any of them, "the club" is no owner
+    return 'name' if wide and any(k in kind_chain(s.kind) or s.kind in kind_chain(k) for k in things) else 'noun'
 
 # %% ../../nbs/chronoscope/grammar.ipynb #c4b190896
 MONTHS = ('January', 'February', 'March', 'April', 'May', 'June', 'July', 'August', 'September', 'October', 'November', 'December')

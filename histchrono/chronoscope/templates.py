@@ -37,7 +37,7 @@ def is_asked(prop: str, kind: str) -> bool: # whether there is a wording
     "Whether a property is asked of a kind of subject at all."
     return bool(clauses(prop, kind))
 
-# %% ../../nbs/chronoscope/templates.ipynb #c4764ac33
+# %% ../../nbs/chronoscope/templates.ipynb #c1f7ba009
 _DOUBLED = re.compile(r"\b(in|on|at) (in|on|at)\b|\bthe (\w+)'s \3\b")
 
 def _order(options, *key) -> list: # the options, beginning with the chosen one
@@ -57,7 +57,7 @@ def question(
     year: int = 0, # the whole year, where the frame names one
     date: str = '', # 'YYYY-MM-DD' instead of the whole year
     how: str = 'name', # how the subject is referred to: 'name', 'pronoun', 'noun'
-    before: str = '', # the question before, whose beginning is not repeated
+    before: tuple = (), # the questions before; none of their beginnings is repeated, if it can be helped
 ) -> str: # a question with its question mark
     "Word one turn; `InputError` where the property is not asked of that kind of subject."
     options = clauses(prop, subject.kind)
@@ -67,7 +67,11 @@ def question(
     fit = (t for t in texts if not _DOUBLED.search(t.replace(subject.label, 'X')))
     first = next(fit, None)
     if first is None: raise InputError(f"{prop} has no wording for a {subject.kind} referred to as a {how} in a {frame!r} turn: add a line to templates.toml")
-    return next((t for t in (first, *fit) if t.split()[:2] != before.split()[:2]), first) if before.split()[:2] == first.split()[:2] else first
+    begin = lambda t: tuple(t.split()[:2])
+    used = {begin(b) for b in before}
+    if begin(first) not in used: return first
+    rest = list(fit)
+    return next((t for t in rest if begin(t) not in used), next((t for t in (first, *rest) if begin(t) != begin(before[-1])), first))
 
 # %% ../../nbs/chronoscope/templates.ipynb #cdd3c2905
 def explicit_question(
