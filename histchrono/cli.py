@@ -13,7 +13,7 @@ import typer
 import histchrono
 from .core.errors import HistError
 
-# %% ../nbs/cli.ipynb #c5b3bdde4
+# %% ../nbs/cli.ipynb #c4e4f7e3c
 app = typer.Typer(name='histchrono', no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False,
     help='How well AI models keep history straight: ChronoScope and Synthetic History, regenerated.')
 
@@ -29,10 +29,11 @@ def _version(v: bool):
 
 def _words(text: str, sep: str = ',') -> list[str]: # a list given as one word
     return [w for w in (p.strip() for p in text.split(sep)) if w]
-def _lines(t) -> str: # a frame of text, left-aligned, nothing cut
-    width = {c: max(len(c), *(len(v) for v in t[c])) for c in t}
-    rows = [list(t.columns), *t.values.tolist()]
-    return '\n'.join('  '.join(v.ljust(w) for v, w in zip(r, width.values())).rstrip() for r in rows)
+def _lines(t) -> str: # a frame of text, left-aligned, nothing cut, gaps empty
+    text = [[str(v) if v is not None and v == v else '' for v in row] for row in t.values.tolist()]
+    rows = [[str(c) for c in t.columns], *text]
+    width = [max(map(len, col)) for col in zip(*rows)]
+    return '\n'.join('  '.join(v.ljust(w) for v, w in zip(r, width)).rstrip() for r in rows)
 
 # %% ../nbs/cli.ipynb #c3a7ca58e
 @app.command()
@@ -92,7 +93,7 @@ def truth(
     rows = build_truth(dir, _words(anchors), policy, out)
     print(', '.join(f'{k}: {v}' for k, v in rows.items()) if isinstance(rows, dict) else rows)
 
-# %% ../nbs/cli.ipynb #c0219d8f9
+# %% ../nbs/cli.ipynb #cf9529c2d
 @app.command()
 def chains(
     dir: Annotated[Path, typer.Argument(help='A folder written by truth.')],
@@ -132,9 +133,9 @@ def score(
     t = score(dir, chains, match=match)
     shown = t[['setting', 'scope', 'group', 'metric', 'value', 'lo', 'hi', 'n', 'answered', 'failures']].copy()
     for c in ('value', 'lo', 'hi', 'answered'): shown[c] = shown[c].map(lambda x: f'{x:.3f}')
-    print(_lines(shown.astype(str)))
+    print(_lines(shown))
 
-# %% ../nbs/cli.ipynb #c69ed084b
+# %% ../nbs/cli.ipynb #c302df231
 @app.command()
 def models(
     paper: Annotated[Optional[str], typer.Option(help='Only chronoscope or synthetic_history.')] = None,
@@ -145,7 +146,7 @@ def models(
     if paper: check_choice('paper', paper, ('chronoscope', 'synthetic_history', 'project'), '--paper')
     t = models_table(paper)
     shown = [c for c in ('name', 'id', 'backend', 'licence', 'memory_gib', 'status', 'needs') if c in t]
-    print(_lines(t[shown].astype(str)))
+    print(_lines(t[shown]))
 
 @app.command()
 def fetch(

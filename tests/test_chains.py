@@ -138,7 +138,7 @@ def check_family(c):
     "What makes a family."
     ts, f = c['turns'], c['family']
     subjects, props, years = [t['subject_qid'] for t in ts], [t['property'] for t in ts], [t['year'] for t in ts]
-    pointing = lambda t: bool(re.search(r'\b(then|at the time|in those days)\b', t['question'], re.I))
+    pointing = lambda t: bool(re.search(r'\b(then|at the time|at that time)\b', t['question'], re.I))
     assert ts[0]['explicit_time'] and ts[0]['subject_label'].removeprefix('The ') in ts[0]['question']
     if f in ('carryover', 'carryover_then', 'multi_turn_chain'):
         assert len(set(subjects)) == 1 and len(set(props)) == len(props) and len({(t['year'], t['date']) for t in ts}) == 1 and not any(t['explicit_time'] for t in ts[1:])
