@@ -93,7 +93,7 @@ def truth(
     rows = build_truth(dir, _words(anchors), policy, out)
     print(', '.join(f'{k}: {v}' for k, v in rows.items()) if isinstance(rows, dict) else rows)
 
-# %% ../nbs/cli.ipynb #cf9529c2d
+# %% ../nbs/cli.ipynb #cd8032c53
 @app.command()
 def chains(
     dir: Annotated[Path, typer.Argument(help='A folder written by truth.')],
@@ -104,10 +104,11 @@ def chains(
     max_per_family: Annotated[int, typer.Option(min=0, help='0 = no limit.')] = 0,
     workers: Annotated[int, typer.Option(min=1)] = 1,
     sample: Annotated[int, typer.Option(min=0, help='Also write sample.parquet, this many chains for evaluation.')] = 0,
+    entities: Annotated[Optional[list[Path]], typer.Option(help='Folders written by extract, once each; default those beside DIR.')] = None,
 ):
     "Turn truth into chains of questions."
     from histchrono.chronoscope.chainstage import chains_stage
-    for line in chains_stage(dir, out, profile, seed=seed, families=_words(families) if families else None, max_per_family=max_per_family, workers=workers, sample=sample): print(line)
+    for line in chains_stage(dir, out, profile, seed=seed, families=_words(families) if families else None, max_per_family=max_per_family, workers=workers, sample=sample, entities=entities): print(line)
 
 @app.command()
 def evaluate(
@@ -125,7 +126,7 @@ def evaluate(
 @app.command()
 def score(
     dir: Annotated[Path, typer.Argument(help='A folder written by evaluate.')],
-    chains: Annotated[Path, typer.Option(help='The chains that were asked.')],
+    chains: Annotated[Optional[Path], typer.Option(help='The chains that were asked; default the copy in DIR.')] = None,
     match: Annotated[str, typer.Option(help='relaxed, exact or released.')] = 'relaxed',
 ):
     "Score answers: accuracy, chains, drift, with 95 % intervals."

@@ -90,7 +90,7 @@ def test_dumps_and_statements_are_the_same_bytes(project, tmp_path):
     (["evaluate", "--chains", "runs/demo/chains/sample.parquet", "--model", "SmolLM2-135M-Instruct", "--setting", "golden", "--out", "x"], 2, "gold"),
     (["evaluate", "--chains", "runs/demo/truth/truth.parquet", "--model", "SmolLM2-135M-Instruct", "--out", "x"], 3, "truth.parquet"),
     (["score", "nowhere", "--chains", "runs/demo/chains/sample.parquet"], 2, "nowhere"),
-    (["fetch", "SmolLM"], 2, "SmolLM2-135M-Instruct"),
+    (["fetch", "SmolLM"], 2, "histchrono models"),
     (["run", "--profile", "demos"], 2, "demo"),
     (["run", "table_3"], 2, "table_03"),
 ])

@@ -5,11 +5,12 @@
 # %% auto #0
 __all__ = ['quotas', 'chains_stage']
 
-# %% ../../nbs/chronoscope/chainstage.ipynb #cd54c1f97
+# %% ../../nbs/chronoscope/chainstage.ipynb #caecc1ed8
 from pathlib import Path
 from .chainfile import sample_chains, write_chains
 from .chains import make_chains
-from ..core.provenance import write_manifest
+from ..core.errors import InputError
+from ..core.provenance import read_manifest, write_manifest
 from ..core.settings import FAMILIES, check_choice, load
 
 # %% ../../nbs/chronoscope/chainstage.ipynb #c9d331921
@@ -24,7 +25,7 @@ def quotas(
     for f in sorted(out, key=lambda f: -weights[f])[:n - sum(out.values())]: out[f] += 1
     return out
 
-# %% ../../nbs/chronoscope/chainstage.ipynb #c8fd1d35e
+# %% ../../nbs/chronoscope/chainstage.ipynb #ca7256df0
 def chains_stage(
     truth, # a folder written by truth
     out, # the chains file
@@ -40,7 +41,10 @@ def chains_stage(
     s, truth, out = load(profile), Path(truth), Path(out)
     for f in families or (): check_choice('family', f, FAMILIES, 'this call')
     seed, families = s.seed if seed is None else seed, tuple(families or s.families)
-    entities = entities or [truth.parent/'statements'/str(y) for y in s.snapshots]
+    if not entities:
+        years = read_manifest(truth).get('snapshots', []) if (truth/'manifest.json').exists() else []
+        entities = [truth.parent/'statements'/y for y in years or map(str, s.snapshots)]
+        if lost := [e for e in entities if not (e/'entities.parquet').exists()]: raise InputError(f"{lost[0]}/entities.parquet is missing: name the folders that extract wrote with --entities")
     days = tuple(sorted({a[5:] for a in s.anchors}))
     (out.parent/'manifest.json').unlink(missing_ok=True)
     done = make_chains(truth, entities, out, seed, families, max_per_family or s.chains_per_family or None, workers, s.policy, days)
@@ -50,5 +54,5 @@ def chains_stage(
         rows['sample'] = write_chains(drawn, out.parent/'sample.parquet')
         rows['sample turns'] = sum(c['length'] for c in drawn)
         rows['sample turns drift-eligible'] = sum(t['drift_eligible'] for c in drawn for t in c['turns'])
-    write_manifest(out.parent, 'chains', {'intervals': truth/'intervals.parquet'}, dict(seed=seed, families=list(families), policy=s.policy, sample=sample), rows, ('pyarrow',), extra)
+    write_manifest(out.parent, 'chains', {'intervals': truth/'intervals.parquet'}, dict(seed=seed, families=list(families), policy=s.policy, sample=sample, max_per_family=max_per_family or s.chains_per_family, anchors=list(days)), rows, ('pyarrow',), extra)
     return [f"{k}: {v}" for k, v in rows.items()] + [f"{f}: {c['kept']} ({c['before_merging']} before equal conversations were merged)" for f, c in done['families'].items()]

@@ -43,7 +43,7 @@ def table_02(
     out = long.set_index(['family', 'metric']).reindex(full).reset_index()
     return out.assign(n=out.family.map(n))
 
-# %% ../../nbs/chronoscope/tables.ipynb #c82863671
+# %% ../../nbs/chronoscope/tables.ipynb #cdd7ec217
 EXAMPLE_FAMILIES = ('scope_switch', 'cross_entity_then', 'carryover_then', 'carryover', 'temporal_narrative') # the paper's five, in its order
 
 def example(
@@ -53,7 +53,7 @@ def example(
     "The family's example by the stated rule."
     mine = [c for c in chains if c['family'] == family]
     if family == 'temporal_narrative': mine = [c for c in mine if c['length'] == 4] or mine
-    mine = [c for c in mine if any(t['drift_eligible'] for t in c['turns'])] or mine
+    mine = [c for c in mine if any(t['drift_eligible'] for t in c['turns'][1:])] or mine
     return min(mine, key=lambda c: c['chain_id'], default=None)
 
 def describe(
@@ -77,7 +77,7 @@ def examples(
             for f in families if (c := example(chains, f))]
     return pd.DataFrame(rows, columns=['Family', 'Question chain', 'Gold answers', 'Notes'])
 
-# %% ../../nbs/chronoscope/tables.ipynb #c4e959f27
+# %% ../../nbs/chronoscope/tables.ipynb #c6c723f60
 def table_03(
     scores: pd.DataFrame, # what `score` gives, one or more models, `model` as it is printed
     printed: pd.DataFrame, # the reported table in long form
@@ -99,7 +99,12 @@ def table_03_note(
 ) -> str: # lines under the table
     "What a reader must know of a run: how many chains and turns, what failed, what was cut."
     one = scores[(scores.scope == 'all') & (scores.metric == 'acc1')]
-    lines = [f"{r.model}, {SETTING_NAMES[r.setting].lower()}: {r.chains} chains, {r.turns} turns, {r.n} evaluated (from the second on), {r.failures} failed (counted as wrong), {100 * r.capped:.0f} % of answers cut at the token budget." for r in one.itertuples()]
+    lines = ['Acc@1: share of evaluated turns answered rightly (evaluation begins at the second turn). Final@1: last turns. Chain@1: chains of which every evaluated turn is right. Drift: share of drift-eligible turns (a present-day answer exists and differs) that are answered with it.',
+             'Context shown before a question: the true answers so far (gold), the model\'s own (self-conditioned), nothing (questions only); explicit asks each turn alone with its subject and time spelled out, and is not in the paper.']
+    drift = {(r.model, r.setting): r.n for r in scores[(scores.scope == 'all') & (scores.metric == 'drift')].itertuples()}
+    for model, part in one.groupby('model', sort=False):
+        r = next(part.itertuples())
+        lines.append(f"{model}: {r.chains} chains, {r.turns} turns, {r.n} evaluated, {drift.get((model, r.setting), 0)} of them drift-eligible. " + ' '.join(f"{SETTING_NAMES[x.setting]}: {x.failures} failed (counted as wrong), {100 * x.capped:.0f} % of answers cut at the token budget (scored as they stand)." for x in part.itertuples()))
     lines.append('95 % intervals in brackets: bootstrap over the chains\' first subjects; Clopper–Pearson on subjects where all or none succeed.')
     if profile == 'demo': lines.append('SmolLM2-135M-Instruct is a small model from a 4-bit file (Q4_1 GGUF); it stands in for none of the paper\'s models. Chains come from the project\'s own facts (valid-time reconstructions, not snapshots of Wikidata), so values are not comparable to the reported ones as numbers.')
     return '\n'.join(lines)

@@ -164,7 +164,7 @@ def to_latex(
     body = t.style.to_latex(hrules=True, clines=None, multicol_align='c', caption=tex(title), position='t')
     return body.replace(r'\end{table}', ''.join(f'\\par\\footnotesize {tex(n)}\n' for n in note.split('\n') if n) + r'\end{table}')
 
-# %% ../../nbs/core/artifact.ipynb #c06d1135f
+# %% ../../nbs/core/artifact.ipynb #cebd4d094
 def write_forms(
     long: pd.DataFrame, # what the CSV holds
     shown: pd.DataFrame, # what the reader sees
@@ -175,7 +175,7 @@ def write_forms(
 ) -> list[Path]: # csv, md, html, tex
     "Write one table in its four forms."
     folder = Path(folder)
-    texts = {'csv': long.to_csv(index=False, lineterminator='\n'), 'md': to_markdown(shown, title, note),
+    texts = {'csv': long.to_csv(index=False, lineterminator='\n', float_format='%.10g'), 'md': to_markdown(shown, title, note),
              'html': to_html(shown, title, note), 'tex': to_latex(shown, title, note)}
     return [write_text(folder/f'{name}.{ext}', t) for ext, t in texts.items()]
 

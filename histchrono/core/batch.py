@@ -6,12 +6,12 @@
 __all__ = ['code_hash', 'notebook_modules', 'artefacts', 'choose', 'Lock', 'Job', 'Watcher', 'reason', 'Result', 'mark',
            'minutes', 'report', 'plan', 'run', 'progress_file', 'LastLine']
 
-# %% ../../nbs/core/batch.ipynb #cad4fab86
+# %% ../../nbs/core/batch.ipynb #c4fcf5432
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 import ast, fcntl, hashlib, json, os, re, sys, time
-from .errors import HistError, InputError
+from .errors import HistError, InputError, SettingsError
 from .paths import root, run_dir
 from .settings import check_choice, load
 
@@ -230,13 +230,14 @@ def report(
     if took: bits.append('took: ' + ', '.join(f'{j.name} {minutes(j.seconds)}' for j in took))
     return f"{'done' if r.ok else 'NOT COMPLETE'} in {minutes(r.seconds)}: " + '; '.join(bits)
 
-# %% ../../nbs/core/batch.ipynb #c7e37f21d
+# %% ../../nbs/core/batch.ipynb #c0a5229b9
 def plan(
     names=(), # artefacts; none = all
     profile: str = 'demo',
 ) -> tuple[dict, Watcher]: # artefact → 'current' | 'stale' | 'missing', the jobs that would run
     "What is out of date, without running anything."
-    load(profile)
+    s = load(profile)
+    if not s.facts and len(s.dumps) != len(s.snapshots): raise SettingsError(f"profile {profile} needs `dumps` in settings.ini: one Wikidata dump a snapshot year ({' '.join(map(str, s.snapshots))}), there are {len(s.dumps)}")
     chosen, w = choose(names), Watcher()
     trouble = _snakemake([f'runs/{profile}/artefacts/{a}.done' for a in chosen], profile, 1, w, dry=True)
     if trouble: raise HistError(f"the graph cannot be planned: {trouble}")
@@ -256,17 +257,17 @@ def run(
         os.environ |= {'HISTCHRONO_BATCH_PID': str(os.getpid()), 'PYTHONHASHSEED': '0', 'HISTCHRONO_HOME': str(root()), 'OMP_WAIT_POLICY': 'PASSIVE'}
         _, planned = plan(chosen, profile)
         total = len(planned.jobs)
-        if total: say(f"{total} jobs out of date: {', '.join(j.name for j in planned.jobs.values())}")
+        if total: say(f"{total} jobs to run: {', '.join(sorted(j.name for j in planned.jobs.values()))}")
         def line(w, j):
             ended = sum(x.state in ('done', 'failed') for x in w.jobs.values())
             say(f"[{ended}/{total}] {j.name}: {j.state} in {minutes(j.seconds)}" + (f': {reason(j)}' if j.state == 'failed' else ''))
         ran, trouble = Watcher(say=line), ''
         if total:
-            with _status(ran): trouble = _snakemake([f'runs/{profile}/artefacts/{a}.done' for a in chosen], profile, jobs, ran, dry=False)
+            with _status(ran, say): trouble = _snakemake([f'runs/{profile}/artefacts/{a}.done' for a in chosen], profile, jobs, ran, dry=False)
     failures = {j.name: reason(j) for j in ran.jobs.values() if j.state == 'failed'}
     return Result(_states(chosen, profile, planned, ran), list(ran.jobs.values()), failures, time.monotonic() - began, '' if failures else trouble)
 
-# %% ../../nbs/core/batch.ipynb #c596b6a31
+# %% ../../nbs/core/batch.ipynb #c6e7654e5
 from contextlib import contextmanager
 import threading
 
@@ -288,7 +289,7 @@ class LastLine:
 _CONTROL = re.compile(r'[\r\n]|\x1b\[[0-9;]*[A-Za-z]')
 
 @contextmanager
-def _status(w: Watcher, every: float = 1.0):
+def _status(w: Watcher, say, every: float = 1.0):
     import shutil
     base = run_dir('.progress')
     shutil.rmtree(base, ignore_errors=True)
@@ -296,16 +297,19 @@ def _status(w: Watcher, every: float = 1.0):
     os.environ['HISTCHRONO_PROGRESS'] = str(base)
     stop = threading.Event()
     def show():
-        while not stop.wait(every):
+        tty = sys.stderr.isatty()
+        while not stop.wait(every if tty else 60): # a file gets a line a minute
             live = [j for j in w.jobs.values() if j.state == 'running']
             said = [p.read_text(errors='replace').strip() for p in sorted(base.glob('*.txt'))]
             text = ' · '.join([f'{j.name} {minutes(time.monotonic() - j.began)}' for j in live] + [s for s in said if s])
-            sys.stderr.write('\r\x1b[K' + text[:shutil.get_terminal_size().columns - 1]); sys.stderr.flush()
+            if not tty and text: say(f'  {text}')
+            if tty: sys.stderr.write('\r\x1b[K' + text[:shutil.get_terminal_size().columns - 1]); sys.stderr.flush()
     t = threading.Thread(target=show, daemon=True)
-    if sys.stderr.isatty(): t.start()
+    t.start()
     try: yield
     finally:
         stop.set()
-        if t.is_alive(): t.join(); sys.stderr.write('\r\x1b[K')
+        t.join()
+        if sys.stderr.isatty(): sys.stderr.write('\r\x1b[K')
         shutil.rmtree(base, ignore_errors=True)
         os.environ.pop('HISTCHRONO_PROGRESS', None)
