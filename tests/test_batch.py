@@ -128,11 +128,11 @@ def test_a_notebook_that_fails_leaves_no_artefact_and_says_why(project, cells, t
 
 
 def test_a_killed_batch_is_picked_up(project):
-    notebook(project / "nbs/papers/p/table_01.ipynb", "import time, pathlib\nif not pathlib.Path('runs/quick').exists(): pathlib.Path('runs/began').write_text('x'); time.sleep(60)", COPY)
+    notebook(project / "nbs/papers/p/table_01.ipynb", "import os, time, pathlib\nif not pathlib.Path('runs/quick').exists(): pathlib.Path('runs/began').write_text(str(os.getpid())); time.sleep(60)", COPY)
     env = dict(os.environ, HISTCHRONO_HOME=str(project))
     p = subprocess.Popen([sys.executable, "-m", "histchrono.cli", "run", "table_01"], cwd=project, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
     for _ in range(300):
-        if (project / "runs/began").exists():
+        if (project / "runs/began").exists() and (project / "runs/began").read_text():
             break
         time.sleep(0.1)
     else:
@@ -140,9 +140,15 @@ def test_a_killed_batch_is_picked_up(project):
     assert "another batch is running here" in histchrono(project, "run").stderr
     os.kill(p.pid, signal.SIGKILL)
     p.wait()
-    time.sleep(3)  # the job sees that its batch is gone
-    left = subprocess.run(["pgrep", "-f", str(project)], capture_output=True, text=True).stdout.split()
-    assert not left, "a job outlived its batch"
+    kernel = int((project / "runs/began").read_text())
+    for _ in range(100):  # the job sees that its batch is gone, and its kernel goes with it
+        try:
+            os.kill(kernel, 0)
+        except ProcessLookupError:
+            break
+        time.sleep(0.1)
+    else:
+        pytest.fail("a kernel outlived its batch")
     (project / "runs/quick").write_text("x")
     r = histchrono(project, "run")
     assert r.returncode == 0 and "made p/table_01 p/table_02" in last(r), r.stdout + r.stderr
