@@ -652,6 +652,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                        'histchrono.core.batch._closure': ('core/batch.html#_closure', 'histchrono/core/batch.py'),
                                        'histchrono.core.batch._imports': ('core/batch.html#_imports', 'histchrono/core/batch.py'),
                                        'histchrono.core.batch._module_file': ('core/batch.html#_module_file', 'histchrono/core/batch.py'),
+                                       'histchrono.core.batch._one_line': ('core/batch.html#_one_line', 'histchrono/core/batch.py'),
                                        'histchrono.core.batch._package': ('core/batch.html#_package', 'histchrono/core/batch.py'),
                                        'histchrono.core.batch._paths': ('core/batch.html#_paths', 'histchrono/core/batch.py'),
                                        'histchrono.core.batch._snakemake': ('core/batch.html#_snakemake', 'histchrono/core/batch.py'),

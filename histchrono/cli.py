@@ -5,13 +5,14 @@
 # %% auto #0
 __all__ = ['app', 'run', 'write_dumps', 'extract', 'truth', 'chains', 'evaluate', 'score', 'models', 'fetch', 'main']
 
-# %% ../nbs/cli.ipynb #c1fad2cdd
+# %% ../nbs/cli.ipynb #cebc73bbf
 from pathlib import Path
 from typing import Annotated, Optional
-import sys
+import os, sys
 import typer
 import histchrono
-from .core.errors import HistError
+from .core.errors import HistError, InputError
+from .core.execute import watch
 
 # %% ../nbs/cli.ipynb #c4e4f7e3c
 app = typer.Typer(name='histchrono', no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False,
@@ -158,9 +159,11 @@ def fetch(
     from histchrono.chronoscope.pipeline import fetch_stage
     print(fetch_stage(model, out))
 
-# %% ../nbs/cli.ipynb #c5da49e68
+# %% ../nbs/cli.ipynb #ca77c0a4b
 def main():
     "The entry point: run a command, print what is wrong as one line."
+    if pid := os.environ.get('HISTCHRONO_BATCH_PID'): # a job of a batch ends with its batch
+        if int(pid) != os.getpid(): watch(int(pid))
     try: app()
     except HistError as e:
         print(f'histchrono: {e}', file=sys.stderr)
@@ -168,9 +171,15 @@ def main():
     except BrokenPipeError: raise SystemExit(141) from None
     except OSError as e:
         from histchrono.core.errors import disk_error
-        if (full := disk_error(e, getattr(e, 'filename', None) or 'the output')) is e: raise
+        where = e.filename or 'a file'
+        full = disk_error(e, where)
+        if full is e: full = InputError(f"{where}: {e.strerror or e}: correct the path, or what may be read and written there")
         print(f'histchrono: {full}', file=sys.stderr)
         raise SystemExit(full.exit_code) from None
+    except Exception as e:
+        if type(e).__module__.split('.')[0] not in ('duckdb', '_duckdb', 'pyarrow'): raise
+        print(f'histchrono: an input file is damaged or not what it should be ({str(e).splitlines()[0][:160]}): run the stage that makes it again', file=sys.stderr)
+        raise SystemExit(3) from None
 
 # %% ../nbs/cli.ipynb #c48e51409
 if __name__ == '__main__': main()

@@ -72,7 +72,7 @@ class Fact:
     held_until_known: str # of an open fact: the last day on which it is sure to have held
     place: str # 'file:line'
 
-# %% ../../nbs/chronoscope/facts.ipynb #c6dd1beb2
+# %% ../../nbs/chronoscope/facts.ipynb #cc4c141ed
 ENTITY_COLUMNS = 'name qid source aliases class country pronoun'.split()
 FACT_COLUMNS = 'subject property value rank start end held_until_known'.split()
 
@@ -80,6 +80,8 @@ def _lines(path: Path, columns: list):
     try: rows = path.read_text(encoding='utf-8').split('\n')
     except FileNotFoundError: raise InputError(f'{path} is missing: the facts are entities.tsv and facts_*.tsv in one folder') from None
     except UnicodeDecodeError: raise InputError(f'{path} is not UTF-8: save it as UTF-8') from None
+    except IsADirectoryError: raise InputError(f'{path} is a folder, not a file') from None
+    if rows[0].startswith('\ufeff'): raise InputError(f'{path.name} begins with a byte order mark: save it as UTF-8 without one')
     if rows[0].split('\t') != columns: raise InputError(f"{path.name}:1: the columns must be {' '.join(columns)}, separated by tabs")
     for i, row in enumerate(rows[1:], 2):
         if not row.strip(): continue
@@ -93,6 +95,7 @@ def _entity(place: str, c: list) -> Entity:
     e = Entity(c[0], c[1], c[2], tuple(a for a in c[3].split('|') if a), c[4], c[5], c[6])
     if e.local != (e.source == 'local'): raise InputError(f'{place}: {e.qid} and source {e.source!r} do not go together: private numbers begin at Q{FIRST_LOCAL}')
     if not e.local and not re.fullmatch(r'reference:[\w.]+(#dates)?', e.source): raise InputError(f"{place}: source {e.source!r}: write local or reference:<file>")
+    if not e.name or not e.cls: raise InputError(f'{place}: an entity needs a name and a class')
     if e.pronoun not in ('', 'he', 'she'): raise InputError(f"{place}: pronoun {e.pronoun!r}: write he, she or nothing")
     return e
 

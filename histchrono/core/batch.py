@@ -42,7 +42,7 @@ def _closure(name: str) -> frozenset: # modules reached from `name`, itself incl
         todo |= _imports(f.read_text(encoding='utf-8'), m.split('.') if f.name == '__init__.py' else m.split('.')[:-1]) - done
     return frozenset(done)
 
-# %% ../../nbs/core/batch.ipynb #c84407373
+# %% ../../nbs/core/batch.ipynb #cdcc2e942
 def code_hash(
     *modules: str, # such as 'histchrono.chronoscope.chains'
 ) -> str: # 16 hex digits
@@ -62,9 +62,12 @@ def notebook_modules(
     except ValueError: raise InputError(f"{path} is no readable notebook: restore it from version control") from None
     source = '\n'.join(''.join(c['source']) for c in nb['cells'] if c['cell_type'] == 'code')
     clean = '\n'.join(l for l in source.split('\n') if not re.match(r'\s*[%!]', l))
-    return sorted(_imports(clean, ['histchrono']))
+    try: return sorted(_imports(clean, ['histchrono']))
+    except SyntaxError: # IPython's own syntax, or a mistake that running the notebook will show
+        named = re.findall(r'^\s*(?:from|import)\s+(histchrono(?:\.\w+)*)', clean, re.M)
+        return sorted({m for m in named if m != 'histchrono' and _module_file(m)})
 
-# %% ../../nbs/core/batch.ipynb #cafc51d46
+# %% ../../nbs/core/batch.ipynb #c858b6f1b
 def artefacts() -> list[str]: # such as 'chronoscope/table_03'
     "The artefacts that exist, one a notebook."
     base = root()/'nbs'/'papers'
@@ -75,6 +78,7 @@ def choose(
 ) -> list[str]:
     "Artefacts by their names; an unknown one gets its nearest neighbours."
     have, out = artefacts(), []
+    if not have: raise InputError(f"{root()/'nbs'/'papers'} holds no notebook: restore it from version control")
     for n in names:
         hits = [a for a in have if n in (a, a.split('/')[1])]
         out += hits or [check_choice('artefact', n, [*have, *(a.split('/')[1] for a in have)], 'this call')]
@@ -149,7 +153,11 @@ def reason(
         if lines: return f'{lines[-1]}'
     return 'no reason in its log; run the job alone to see it'
 
-# %% ../../nbs/core/batch.ipynb #ca2900a99
+# %% ../../nbs/core/batch.ipynb #c7d7a41de
+def _one_line(e: BaseException) -> str: # what an error says, without a trace
+    lines = [l.strip() for l in str(e).splitlines() if l.strip() and l.strip() != 'Error:' and not l.strip().startswith('File ')]
+    return (' '.join(lines) or type(e).__name__)[:400]
+
 def _snakemake(targets, profile: str, jobs: int, watcher: Watcher, dry: bool) -> str: # '' or what it complained about
     import logging
     from snakemake.api import SnakemakeApi
@@ -172,7 +180,8 @@ def _snakemake(targets, profile: str, jobs: int, watcher: Watcher, dry: bool) ->
             dag = wf.dag(DAGSettings(targets=set(targets), force_incomplete=True))
             logger.addHandler(h)
             dag.execute_workflow(executor='dryrun' if dry else 'local', execution_settings=ExecutionSettings(keep_going=True), scheduling_settings=SchedulingSettings(scheduler='greedy'), scheduler_settings=GreedySettings(), greedy_scheduler_settings=GreedySettings())
-    except WorkflowError as e: return str(e).strip().splitlines()[0] if str(e).strip() else type(e).__name__
+    except HistError: raise
+    except WorkflowError as e: return _one_line(e)
     except SystemExit as e: return '' if not e.code else f'Snakemake ended with {e.code}'
     finally: logger.removeHandler(h)
     return ''
@@ -230,7 +239,7 @@ def report(
     if took: bits.append('took: ' + ', '.join(f'{j.name} {minutes(j.seconds)}' for j in took))
     return f"{'done' if r.ok else 'NOT COMPLETE'} in {minutes(r.seconds)}: " + '; '.join(bits)
 
-# %% ../../nbs/core/batch.ipynb #c0a5229b9
+# %% ../../nbs/core/batch.ipynb #c794aa580
 def plan(
     names=(), # artefacts; none = all
     profile: str = 'demo',
@@ -239,7 +248,12 @@ def plan(
     s = load(profile)
     if not s.facts and len(s.dumps) != len(s.snapshots): raise SettingsError(f"profile {profile} needs `dumps` in settings.ini: one Wikidata dump a snapshot year ({' '.join(map(str, s.snapshots))}), there are {len(s.dumps)}")
     chosen, w = choose(names), Watcher()
-    trouble = _snakemake([f'runs/{profile}/artefacts/{a}.done' for a in chosen], profile, 1, w, dry=True)
+    for a in chosen: # a table that was deleted is made again
+        if not ((root()/'paper_tables'/f'{a}.csv').exists() or list((root()/'figures').glob(f'{a}.*'))): mark(profile, a).unlink(missing_ok=True)
+    if not (root()/'workflow'/'Snakefile').is_file(): raise InputError(f"{root()/'workflow'/'Snakefile'} is missing: restore it from version control")
+    try: trouble = _snakemake([f'runs/{profile}/artefacts/{a}.done' for a in chosen], profile, 1, w, dry=True)
+    except (HistError, KeyboardInterrupt): raise
+    except Exception as e: trouble = _one_line(e) # a missing input is no WorkflowError
     if trouble: raise HistError(f"the graph cannot be planned: {trouble}")
     return _states(chosen, profile, w, Watcher()), w
 

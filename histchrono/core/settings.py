@@ -70,13 +70,14 @@ def _int(section, key: str, low: int) -> int:
     if n < low: raise SettingsError(f"{key} = {n} in settings.ini [{section.name}] is below {low}")
     return n
 
-# %% ../../nbs/core/settings.ipynb #cc694b0a6
+# %% ../../nbs/core/settings.ipynb #c5cf87505
 _KEYS = {f.name for f in fields(Settings)} - {'profile'}
 
 def _section(profile: str, path):
     ini = ConfigParser(interpolation=None)
     try:
-        if not ini.read(path, encoding='utf-8'): raise SettingsError(f"{path} is missing: run inside a checkout")
+        if not ini.read(path, encoding='utf-8-sig'): raise SettingsError(f"{path} is missing: run inside a checkout")
+    except UnicodeDecodeError: raise SettingsError(f"{path} is not UTF-8: save it as UTF-8") from None
     except ConfigError as e: raise SettingsError(f"settings.ini cannot be read: {str(e).splitlines()[0]}") from None
     check_choice('profile', profile, [x for x in ini.sections() if x != 'weights'], 'this call') # [weights] says where a model's files are
     return ini[profile]
@@ -93,12 +94,14 @@ def load(
         if k not in s: raise SettingsError(f"settings.ini [{profile}] lacks {k}")
     return _read(s, profile)
 
-# %% ../../nbs/core/settings.ipynb #c3fbdf3d0
+# %% ../../nbs/core/settings.ipynb #c04c4aaec
 def _read(s, profile: str) -> Settings:
     words = lambda k: tuple(s.get(k, '').split())
     try: years = tuple(int(y) for y in words('snapshots'))
     except ValueError: raise SettingsError(f"snapshots in settings.ini [{profile}] are not years: {s['snapshots']!r}") from None
     if not years or list(years) != sorted(set(years)): raise SettingsError(f"snapshots in settings.ini [{profile}] must be rising years: {s['snapshots']!r}")
+    for k in ('models', 'families', 'settings', 'anchors'):
+        if not words(k): raise SettingsError(f"{k} in settings.ini [{profile}] is empty: name at least one")
     for f in words('families'): check_choice('family', f, FAMILIES)
     for e in words('settings'): check_choice('setting', e, EVAL_SETTINGS)
     numbers = {k: _int(s, k, low) for k, low in dict(seed=0, chains_per_family=0, eval_chains=1, batch_size=1, max_new_tokens=1, bootstrap=100, threads=1).items()}
