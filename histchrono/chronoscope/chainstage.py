@@ -25,7 +25,7 @@ def quotas(
     for f in sorted(out, key=lambda f: -weights[f])[:n - sum(out.values())]: out[f] += 1
     return out
 
-# %% ../../nbs/chronoscope/chainstage.ipynb #ca7256df0
+# %% ../../nbs/chronoscope/chainstage.ipynb #cf24b807e
 def chains_stage(
     truth, # a folder written by truth
     out, # the chains file
@@ -41,6 +41,7 @@ def chains_stage(
     s, truth, out = load(profile), Path(truth), Path(out)
     for f in families or (): check_choice('family', f, FAMILIES, 'this call')
     seed, families = s.seed if seed is None else seed, tuple(families or s.families)
+    if not (truth/'intervals.parquet').exists(): raise InputError(f"{truth}/intervals.parquet is missing: run truth into {truth} first")
     if not entities:
         years = read_manifest(truth).get('snapshots', []) if (truth/'manifest.json').exists() else []
         entities = [truth.parent/'statements'/y for y in years or map(str, s.snapshots)]
