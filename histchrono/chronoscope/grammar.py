@@ -46,7 +46,7 @@ def kind_chain(
     while out[-1] in wider: out.append(wider[out[-1]])
     return out
 
-# %% ../../nbs/chronoscope/grammar.ipynb #cb4f87a4a
+# %% ../../nbs/chronoscope/grammar.ipynb #c774ff5e0
 @lru_cache(maxsize=None)
 def _lists(kind: str) -> list: # the article tables of a kind and of what it also is
     tables = package_toml('grammar.toml')['article']
@@ -67,6 +67,7 @@ def takes_article(
         if any(w in words for w in t.get('with_word', ())): return True
         if words and words[-1] in t.get('with_last', ()): return True
         if any(re.search(p, label) for p in t.get('with_pattern', ())): return True
+        if t.get('only'): return False
     return False
 
 @lru_cache(maxsize=1 << 16)

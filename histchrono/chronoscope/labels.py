@@ -8,7 +8,7 @@ __all__ = ['SURROGATE', 'LANGUAGES', 'clean_text', 'is_name', 'term', 'choose_la
 # %% ../../nbs/chronoscope/labels.ipynb #c0c59d9e4
 import re, unicodedata
 
-# %% ../../nbs/chronoscope/labels.ipynb #c5456924b
+# %% ../../nbs/chronoscope/labels.ipynb #cf8d580b4
 SURROGATE = re.compile('[\ud800-\udfff]')
 
 def clean_text(
@@ -16,11 +16,11 @@ def clean_text(
 ) -> str: # without invisible characters, single spaces; '' for what is no text
     "Remove control, bidirectional and zero-width characters; keep every visible one."
     if not isinstance(text, str): return ''
-    if text.isascii() and text.isprintable(): return ' '.join(text.split())
+    if text.isprintable(): return ' '.join(text.split()) if '  ' in text or text[:1] == ' ' or text[-1:] == ' ' else text  # no other white space, nothing invisible
     text = ''.join(c if not unicodedata.category(c) in ('Cc', 'Cf') else ' ' if c.isspace() else '' for c in SURROGATE.sub('\ufffd', text))
     return ' '.join(text.split())
 
-# %% ../../nbs/chronoscope/labels.ipynb #c0e0cdbff
+# %% ../../nbs/chronoscope/labels.ipynb #cc2733f80
 _IDENTIFIER = re.compile(r'[QPLEM][0-9]+(-[FS][0-9]+)?', re.I)
 _NAMESPACE = re.compile(r'(category|template|wikipedia|wikidata|wikimedia|wikiproject|wiktionary|wikisource|wikinews|wikivoyage|wikiquote|wikibooks|wikiversity|portal|module|mediawiki|'
                         r'file|image|media|help|user|draft|special|project|property|lexeme|timedtext|gadget|talk|(\w+ )talk)\s?:', re.I)
@@ -29,28 +29,30 @@ def is_name(
     text: str, # a cleaned label
 ) -> bool: # whether a question can be written with it
     "Whether a cleaned label is a name."
-    if not text or '\ufffd' in text or _IDENTIFIER.fullmatch(text) or _NAMESPACE.match(text): return False
-    return any(unicodedata.category(c)[0] in 'LN' for c in text)
+    if not text or '\ufffd' in text or (text[-1] in '0123456789' and _IDENTIFIER.fullmatch(text)) or (':' in text and _NAMESPACE.match(text)): return False
+    return text[0].isalnum() or any(unicodedata.category(c)[0] in 'LN' for c in text)
 
-# %% ../../nbs/chronoscope/labels.ipynb #c85f3b5c2
+# %% ../../nbs/chronoscope/labels.ipynb #c1f00e3bc
 LANGUAGES = ('en', 'mul', 'en-gb', 'en-ca', 'en-us')
 
 def term(
     entry, # {'language': …, 'value': …}, or a plain text in simplified dumps
 ) -> str: # cleaned text
     "The text of one label or description."
-    return clean_text(entry.get('value') if isinstance(entry, dict) else entry)
+    return clean_text(entry.get('value') if entry.__class__ is dict else entry)
 
 def choose_label(
     labels: dict, # language → entry
 ) -> tuple: # label or None, its language or None, whether it is usable
     "The label that questions use."
-    found = [(t, lang) for lang in LANGUAGES if (t := term(labels.get(lang)))]
-    for t, lang in found:
+    first = None
+    for lang in LANGUAGES:
+        if (entry := labels.get(lang)) is None or not (t := term(entry)): continue
         if is_name(t): return t, lang, True
-    return (*found[0], False) if found else (None, None, False)
+        first = first or (t, lang, False)
+    return first or (None, None, False)
 
-# %% ../../nbs/chronoscope/labels.ipynb #c7900a115
+# %% ../../nbs/chronoscope/labels.ipynb #c5fd75a79
 def choose_aliases(
     aliases: dict, # language → list of entries
     label: str, # left out
@@ -59,7 +61,7 @@ def choose_aliases(
     out = {}
     for lang in LANGUAGES:
         entries = aliases.get(lang) or []
-        for e in (entries if isinstance(entries, list) else [entries]):
+        for e in entries if entries.__class__ is list else [entries]:
             t = term(e)
             if t != label and is_name(t): out[t] = None
     return list(out)

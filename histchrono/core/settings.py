@@ -36,10 +36,11 @@ class Settings:
     dtype: str # 'float32', 'bfloat16' or 'float16'
     memory_limit: str # DuckDB's, such as '4GB'
 
-# %% ../../nbs/core/settings.ipynb #c05b323a2
+# %% ../../nbs/core/settings.ipynb #c1d059687
 POLICIES = ('strict', 'paper')
 EVAL_SETTINGS = ('gold', 'self', 'questions_only', 'explicit')
-FAMILIES = ('carryover', 'carryover_then', 'scope_switch', 'cross_entity_then', 'multi_turn_chain', 'temporal_narrative')
+FAMILIES = ('carryover', 'carryover_then', 'scope_switch', 'cross_entity_then', 'multi_turn_chain', 'temporal_narrative',
+            'interval_reasoning', 'interval_change', 'distinct_count', 'change_point', 'bridged_multi_pid')
 DTYPES = ('float32', 'bfloat16', 'float16')
 
 def check_choice(
