@@ -115,7 +115,7 @@ def truth(
     rows = build_truth(dir, _words(anchors), policy, out)
     print(', '.join(f'{k}: {v}' for k, v in rows.items()) if isinstance(rows, dict) else rows)
 
-# %% ../nbs/cli.ipynb #cbfc713c4
+# %% ../nbs/cli.ipynb #cf39c9445
 @app.command()
 def chains(
     dir: Annotated[list[Path], typer.Argument(help='Folders written by truth.')],
@@ -125,7 +125,7 @@ def chains(
     families: Annotated[Optional[str], typer.Option(help='Such as carryover,scope_switch.')] = None,
     max_per_family: Annotated[int, typer.Option(min=0, help='0 = no limit.')] = 0,
     single_turn: Annotated[bool, typer.Option('--single-turn', help='Write direct questions instead of chains.')] = False,
-    workers: Annotated[int, typer.Option(min=1)] = 1,
+    workers: Annotated[int, typer.Option(min=0, help='0 = every core.')] = 0,
     sample: Annotated[int, typer.Option(min=0, help='Also write sample.parquet, this many chains for evaluation.')] = 0,
     entities: Annotated[Optional[list[Path]], typer.Option(help='Folders written by extract, once each; default those beside DIR.')] = None,
 ):

@@ -295,3 +295,18 @@ def test_living(tmp_path):
     assert r['may_be_living'] == len(want) == json.loads((tmp_path/'out'/'manifest.json').read_text())['rows']['may_be_living']
     stored = b''.join((tmp_path/'out'/n).read_bytes() for n in FILES) + repr(pq.read_table(tmp_path/'out'/'statements.parquet').to_pylist()).encode()
     assert b'1980' not in stored and 'P569' not in pq.read_table(tmp_path/'out'/'statements.parquet')['property'].to_pylist()
+
+
+# --- a worker that dies
+
+def test_a_dead_worker_is_one_line_and_loses_nothing(dump, whole, tmp_path):
+    out = tmp_path/'out'
+    p = subprocess.Popen([sys.executable, '-c', SLOW, str(dump), str(out), '2'], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    for line in p.stdout:
+        if int(line) >= 3: break
+    os.kill(int(Path(f'/proc/{p.pid}/task/{p.pid}/children').read_text().split()[0]), signal.SIGKILL)
+    err = p.communicate(timeout=60)[1]
+    assert p.returncode and 'a worker process died' in err.splitlines()[-1] and '--workers' in err.splitlines()[-1]
+    assert [n[:7] for n in names(out)] == ['.spill-']
+    extract(dump, out, block_size=BLOCK, group=4)
+    assert read(out) == whole

@@ -26,14 +26,14 @@ def project(tmp_path_factory):
     p = small_project(tmp_path_factory.mktemp("small"))
     r = histchrono(p, "run")
     assert r.returncode == 0, r.stdout + r.stderr
-    assert "made chronoscope/table_02 chronoscope/table_03 chronoscope/table_10" in r.stdout.splitlines()[-1]
+    assert "made chronoscope/table_01 chronoscope/table_02 chronoscope/table_03 chronoscope/table_10 chronoscope/table_11" in r.stdout.splitlines()[-1]
     return p
 
 
 def test_second_run_does_nothing(project):
     before = {p: digest(p) for p in (project / "paper_tables").rglob("*") if p.is_file()}
     r = histchrono(project, "run")
-    assert r.returncode == 0 and "nothing was out of date; 3 up to date" in r.stdout
+    assert r.returncode == 0 and "nothing was out of date; 5 up to date" in r.stdout
     assert before == {p: digest(p) for p in (project / "paper_tables").rglob("*") if p.is_file()}
 
 
@@ -49,7 +49,7 @@ def test_table_03_has_every_setting_and_the_papers_models(project):
 
 def test_every_table_has_four_forms_and_no_trace_of_the_machine(project):
     files = sorted(p for p in (project / "paper_tables").rglob("*") if p.is_file())
-    assert [p.name for p in files] == [f"table_{n}.{e}" for n in ("02", "03", "10") for e in ("csv", "html", "md", "tex")]
+    assert [p.name for p in files] == [f"table_{n}.{e}" for n in ("01", "02", "03", "10", "11") for e in ("csv", "html", "md", "tex")]
     manifests = sorted((project / "runs").rglob("manifest.json"))
     assert len(manifests) >= 8
     for p in files + manifests:

@@ -44,7 +44,7 @@ def tell_subjects(
                 for n, f, planner in longer:
                     for plan in planner(look, teller.dropped) if planner is bridged_multi_pid else planner(look): teller.tell(n, f, snap, plan.mask, plan.turns, plan.key)
 
-# %% ../../nbs/chronoscope/chains.ipynb #c9adb5dab
+# %% ../../nbs/chronoscope/chains.ipynb #cba2013b2
 CHUNK = 1500 # subjects told together
 
 def tell_chunk(
@@ -93,13 +93,20 @@ def _pool(workers: int):
     except BrokenProcessPool: raise HistError("a worker process died or did not start, most likely for want of memory: run again with fewer --workers") from None
     finally: pool.shutdown(cancel_futures=True)
 
-def _told(folder: Path, families: tuple, workers: int, pool):
+def _told(folder: Path, families: tuple, workers: int, pool, progress: bool):
     "Results of all chunks, in order; never many more are made than were taken."
     import json
+    from tqdm import tqdm
     chunks = range(-(-json.loads((folder/'meta.json').read_text())['subjects'] // CHUNK))
+    with tqdm(total=len(chunks), desc='chains', unit=' chunks', disable=None if progress is None else not progress) as bar:
+        for r in _in_order(folder, families, chunks, workers, pool):
+            bar.update()
+            yield r
+    _WORLDS.pop(folder, None)
+
+def _in_order(folder: Path, families: tuple, chunks, workers: int, pool):
     if pool is None:
         for k in chunks: yield _work(folder, k, families)
-        _WORLDS.pop(folder, None)
         return
     waiting = deque()
     for k in chunks:
@@ -143,7 +150,18 @@ def _below(t: pa.Table, kept: dict, seed: int) -> pa.Table:
         if top is not None: stay &= (name != f) | (key <= top)
     return t.filter(pa.array(stay))
 
-# %% ../../nbs/chronoscope/chains.ipynb #ccb0c11e1
+# %% ../../nbs/chronoscope/chains.ipynb #cf89f51ad
+_WORTH = 40_000 # claims below which one process is done before another has started
+
+def _workers(wanted, truth) -> int:
+    import os
+    import pyarrow.parquet as pq
+    if wanted: return wanted
+    files = [f for d in (truth if isinstance(truth, (list, tuple)) else [truth]) for f in [Path(d)/'intervals.parquet' if Path(d).is_dir() else Path(d)] if f.is_file()]
+    try: claims = sum(pq.read_metadata(f).num_rows for f in files)
+    except (pa.ArrowInvalid, OSError): return 1 # what is wrong with it is said by who reads it
+    return len(os.sched_getaffinity(0)) if claims >= _WORTH else 1
+
 @contextmanager
 def _scratch(out: Path):
     "A temporary folder beside the result; a full disk is a `DiskError`."
@@ -163,19 +181,21 @@ def make_chains(
     seed: int, # wordings and choices hang on it
     families: tuple = FAMILIES, # of `FAMILIES` and `SINGLE`
     max_per_family: int = None, # the first so many by hash; None or 0 keeps all
-    workers: int = 1, # processes
+    workers: int = None, # processes; None takes every core there is
     policy: str = 'strict', # or 'paper'
     anchors: tuple = ANCHORS, # 'MM-DD' in each snapshot year, ascending
     memory_limit: str = '4GB', # for reading the statements
+    progress: bool = None, # a bar over chunks of subjects; None where the terminal shows one
 ) -> dict: # chains, families, dropped
     "Build chains and write them; `InputError` where a family is unknown or nothing can be asked."
     if unknown := [f for f in families if f not in FAMILIES + SINGLE]: raise InputError(f"family {unknown[0]!r} is unknown: use {', '.join(FAMILIES + SINGLE)}")
+    workers = _workers(workers, truth)
     out, families = Path(out), tuple(f for f in FAMILIES + SINGLE if f in families)
     made, kept, before, dropped = Counter(), Counter(), Counter(), Counter()
     with _scratch(out) as folder, _pool(workers) as pool:
         dropped.update({k: v for k, v in prepare(truth, entities, folder, policy, anchors, seed, memory_limit)['counts'].items()})
         def told():
-            for path, d, b in _told(folder, families, workers, pool):
+            for path, d, b in _told(folder, families, workers, pool, progress):
                 dropped.update(d); before.update(b)
                 t = _open(path)
                 made.update({r['values']: r['counts'] for r in t['family'].combine_chunks().value_counts().to_pylist()})
@@ -198,4 +218,5 @@ def make_chains(
     for f in families:
         if made[f] > kept[f]: dropped[f'{f}: over the limit'] = made[f] - kept[f]
     assert n == sum(kept.values()) and sum(made.values()) == n + sum(v for k, v in dropped.items() if k.endswith('over the limit')), 'chains were lost'
+    assert all(before[f] >= made[f] for f in families), 'conversations before merging were lost'
     return dict(chains=n, families={f: dict(before_merging=before[f], after_merging=made[f], kept=kept[f]) for f in families if made[f]}, dropped={k: v for k, v in sorted(dropped.items()) if v})

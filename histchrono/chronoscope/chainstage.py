@@ -44,7 +44,7 @@ def _years(truth: list) -> list: # snapshot years that the folders hold, as text
         if (d/'manifest.json').exists(): found |= set(read_manifest(d).get('snapshots') or ())
     return sorted(found)
 
-# %% ../../nbs/chronoscope/chainstage.ipynb #cb2bc9c91
+# %% ../../nbs/chronoscope/chainstage.ipynb #cacbea58a
 def chains_stage(
     truth, # a folder written by truth, or several
     out, # the chains file
@@ -52,7 +52,7 @@ def chains_stage(
     seed: int = None, # instead of the profile's
     families=None, # instead of the profile's
     max_per_family: int = 0, # 0 = the profile's
-    workers: int = 1,
+    workers: int = None, # processes; None takes every core there is
     sample: int = 0, # also write sample.parquet beside it, so many chains
     entities=None, # folders written by extract; default those beside `truth`
     single_turn: bool = False, # direct questions, explicit and implicit, instead of chains
@@ -66,7 +66,7 @@ def chains_stage(
     years = _years(truth)
     entities = [Path(e) for e in entities] if entities else entity_folders(truth, years or [str(y) for y in s.snapshots])
     days = tuple(sorted({a[5:] for a in s.anchors}))
-    done = make_chains(truth, entities, out, seed, families, limit, workers, s.policy, days, s.memory_limit)
+    done = make_chains(truth, entities, out, seed, families, limit, workers or None, s.policy, days, s.memory_limit)
     (out.parent/'manifest.json').unlink(missing_ok=True)
     rows, extra = {'chains': done['chains']}, {'families': done['families'], 'dropped': done['dropped']}
     if sample:

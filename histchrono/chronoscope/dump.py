@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['stream', 'IncompleteInput', 'extract']
 
-# %% ../../nbs/chronoscope/dump.ipynb #c9a1ed343
+# %% ../../nbs/chronoscope/dump.ipynb #cd14ab1d6
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -13,7 +13,7 @@ from pathlib import Path
 import os, sys, time
 import pyarrow as pa
 from .crew import Feed, Stale, in_order
-from .dumpfile import Frame, Reader, check_input
+from .dumpfile import Frame, Reader, check_input, is_regular
 from .entity import wanted
 from .living import LIVING
 from .rows import ENT, ENTITIES, ROW, STATEMENTS, read_block
@@ -122,7 +122,7 @@ def _names(inputs) -> list:
     for n in names: check_input(n)
     return names
 
-# %% ../../nbs/chronoscope/dump.ipynb #c2016bc4e
+# %% ../../nbs/chronoscope/dump.ipynb #cc2a05716
 @contextmanager
 def _progress(show, names):
     "A function that shows bytes read and entities taken."
@@ -130,7 +130,7 @@ def _progress(show, names):
         yield show or (lambda done, entities: None)
         return
     from tqdm import tqdm
-    known, first = all(Path(n).is_file() for n in names), []
+    known, first = all(map(is_regular, names)), []
     try: width = os.get_terminal_size(sys.stderr.fileno()).columns
     except (OSError, ValueError, AttributeError): width = 0  # some terminals do not say
     with tqdm(total=sum(Path(n).stat().st_size for n in names) if known else None, unit='B', unit_scale=True, desc='extract', disable=None, mininterval=.5, dynamic_ncols=bool(width), **({} if width else dict(ncols=100, nrows=20))) as t:
@@ -166,7 +166,7 @@ def _read_all(names, properties, workers, block_size, spill, fd, bar):
     spill.end()
     return readers, total
 
-# %% ../../nbs/chronoscope/dump.ipynb #c747d673f
+# %% ../../nbs/chronoscope/dump.ipynb #c5dc7ddb0
 def extract(
     inputs, # dump files, in any of the formats of `dumpfile`; '-' is standard input
     out, # a folder, made where it does not exist
@@ -174,7 +174,7 @@ def extract(
     snapshot: str = '', # name of the snapshot, such as '2025'
     workers: int = 1, # processes; 1 stays in this one
     progress=None, # True shows a bar on a terminal; a function is called with bytes read and entities taken
-    memory_limit: str = '400MB', # for putting rows in order
+    memory_limit: str = None, # for putting rows in order, such as '2GB'; None takes little, and a little more for many rows
     block_size: int = 1 << 22, # bytes handed to a worker
     group: int = 32, # blocks that are finished together; a killed run goes on after the last finished group
 ) -> dict: # the report
@@ -194,7 +194,7 @@ def _extract(names, shown, out, properties, snapshot, workers, progress, memory_
     with spill_folder(out, key, group) as (spill, fd):
         with _progress(progress, names) as bar: readers, total = _read_all(names, properties, workers, block_size, spill, fd, bar)
         (out/'manifest.json').unlink(missing_ok=True)
-        written = _order(spill, out, snapshot, memory_limit, workers)
+        written = _order(spill, out, snapshot, memory_limit or ('128MB' if total.counts['rows'] < 5_000_000 else '400MB'), workers)
         report = _report([_input_report(*x) for x in zip(readers, total.frames, shown)], total.counts, written,
                          [f'{shown[s]} line {line}: {reason}' for s, line, reason in total.examples])
         write_json(out/'report.json', report)

@@ -6,7 +6,8 @@
 __all__ = ['INTERVALS', 'TIMELESS', 'SPELL', 'NULL', 'STALE_YEARS', 'STALE_DAYS', 'PERSONAL', 'start_bounds', 'end_bounds',
            'spells', 'load_statements', 'count_claims', 'stale_sql', 'stale_after', 'make_intervals']
 
-# %% ../../nbs/chronoscope/intervals.ipynb #c1a3b2c20
+# %% ../../nbs/chronoscope/intervals.ipynb #c3171c931
+from functools import lru_cache
 from pathlib import Path
 import numpy as np, pyarrow as pa, pyarrow.compute as pc, pyarrow.parquet as pq
 from ..core.errors import InputError, SchemaError
@@ -143,15 +144,20 @@ def count_claims(
     assert row[0] == sum(row[1:]), 'claims were lost'
     return dict(zip(names, row))
 
-# %% ../../nbs/chronoscope/intervals.ipynb #c701fe42d
+# %% ../../nbs/chronoscope/intervals.ipynb #c0692717f
 NULL = -2**40  # stands for null in whole numbers
 _KIND_NAMES = ['absent', 'date', 'novalue', 'somevalue', INVALID]
 _BOUNDS = (*_DAYS, 'start_known', 'end_kind', 'point_first', 'point_last', 'p_start', 'p_end', 'p_point_year')
 
-def _form_numbers(forms: list) -> tuple: # first day, last day, kind, year for a point; the last row stands for no form
+@lru_cache(1 << 17)
+def _form_row(form: str) -> tuple: # first day, last day, kind, year for a point
+    if form in SPECIAL: return 0, 0, _KIND_NAMES.index(form), NULL
+    first, last = form_bounds(form)
+    return first, last, 1, year_of(first) if parse_form(form)[3] >= 9 else NULL
+
+def _form_numbers(forms: list) -> tuple: # columns of `_form_row`; the last row stands for no form
     "What each different form means."
-    rows = [(0, 0, _KIND_NAMES.index(f), NULL) if f in SPECIAL else (*(b := form_bounds(f)), 1, year_of(b[0]) if parse_form(f)[3] >= 9 else NULL) for f in forms]
-    return tuple(np.array(c, np.int64) for c in zip(*rows, (0, 0, 0, NULL)))
+    return tuple(np.array(c, np.int64) for c in zip(*map(_form_row, forms), (0, 0, 0, NULL)))
 
 def _form_codes(table: pa.Table) -> tuple: # for start, end, point: how many, place of the first, numbers; and the forms
     "The forms of a piece as numbers."

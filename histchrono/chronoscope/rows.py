@@ -5,13 +5,13 @@
 # %% auto #0
 __all__ = ['STATEMENTS', 'ENTITIES', 'ROW', 'ENT', 'BlockRows', 'read_rows', 'read_block']
 
-# %% ../../nbs/chronoscope/rows.ipynb #c3470a1f9
+# %% ../../nbs/chronoscope/rows.ipynb #cc0ce278c
 from collections import Counter
 from contextlib import contextmanager
 from functools import lru_cache
-from itertools import accumulate, chain
+from itertools import chain
 import re, sys
-import msgspec, pyarrow as pa
+import msgspec, numpy as np, pyarrow as pa
 from .dumpfile import Block, Frame, bare
 from .entity import LIFE, Terms, claim_row, claims_of, classes_of, country_of, entity_shape, gender_of, kind_of, loose_entity, slow_decode, terms_of
 from .labels import choose_aliases, choose_label, term
@@ -19,7 +19,7 @@ from .living import may_be_living
 from .timevalue import INVALID
 from ..core.io import Schema
 
-# %% ../../nbs/chronoscope/rows.ipynb #c6bc160f8
+# %% ../../nbs/chronoscope/rows.ipynb #c4f217258
 _STRINGS = pa.list_(pa.string())
 STATEMENTS = Schema('statements', 1, pa.schema([(c, pa.string()) for c in ('snapshot', 'subject', 'property', 'value', 'rank')]
                     + [(c, _STRINGS) for c in ('start', 'end', 'point', 'replaces', 'replaced_by', 'ordinal', 'of')]))
@@ -35,40 +35,42 @@ class BlockRows:
                 ):
         self.properties, self.number, self.frame = properties, number, Frame()
         self.both, self.decode = tuple(dict.fromkeys((*properties, *LIFE))), entity_shape(properties)[1].decode
-        self.places, self.claims, self.entities = [], [], []  # (subject, property, claim, entity's place) and `claim_row` of each statement
+        self.runs, self.claims, self.entities = [], [], []  # (subject, property, entity's place, claims' places) of each property; `claim_row` of each statement
         self.counts, self.examples, self.lines = Counter(), [], 0
     def error(self, reason: str, source: int, line: int):
         "Count an error; keep the first few with their places."
         self.counts[f'errors {reason}'] += 1
         if len(self.examples) < 5: self.examples.append((source, line, reason))
     def result(self) -> tuple: # what is sent back to the reader
-        subject, prop, claim, pos = zip(*self.places) if self.places else [()]*4
+        subject, prop, pos, numbers = zip(*self.runs) if self.runs else [()]*4
+        run = np.repeat(np.arange(len(numbers)), np.fromiter(map(len, numbers), np.int64, len(numbers)))
         claims = list(zip(*self.claims)) if self.claims else [()]*9
         self.counts['invalid_times'] += sum([*chain.from_iterable(c)].count(INVALID) for c in claims[2:5])
-        rows = [subject, prop, claim, *claims, [self.number]*len(subject), pos]
+        rows = [pa.array(subject, pa.string()).take(pa.array(run)), pa.array(prop, pa.string()).take(pa.array(run)), np.fromiter(chain.from_iterable(numbers), np.int32, len(run)), *claims,
+                np.full(len(run), self.number), np.array(pos, np.int32)[run]]
         return _table(rows, ROW), _table(list(zip(*self.entities)) or [()]*len(ENT), ENT), self.counts, self.frame, self.examples
 
 def _column(values, kind):
-    "A column; of lists, most of which are empty, only the others are looked into."
+    "A column; lists, most of which are empty, are written one behind another."
+    if isinstance(values, pa.Array): return values
     if kind != _STRINGS: return pa.array(values, kind)
-    full = [v for v in values if v]
-    if len(full) == len(values): return pa.array(values, kind)
-    ends = pa.array(accumulate(map(len, values), initial=0), pa.int32())
-    return pa.ListArray.from_arrays(ends, pa.array(chain.from_iterable(full), pa.string()))
+    ends, flat = np.zeros(len(values) + 1, np.int32), [*chain.from_iterable(values)]
+    if flat: np.cumsum(np.fromiter(map(len, values), np.int32, len(values)), out=ends[1:])
+    return pa.ListArray.from_arrays(ends, pa.array(flat, pa.string()))
 
 def _table(columns, schema): return pa.Table.from_arrays([_column(c, f.type) for c, f in zip(columns, schema)], schema=schema)
 
-# %% ../../nbs/chronoscope/rows.ipynb #cf2fe682d
+# %% ../../nbs/chronoscope/rows.ipynb #c5ebc369e
 def _take_claims(rows: BlockRows, subject: str, p: str, claims: list, pos: int) -> list:
     "Add the rows of one property; give them back without their places."
-    good, place, counts = [], rows.places.append, rows.counts
-    counts['claims'] += len(claims)
-    for n, c in enumerate(claims):
-        r = claim_row(c)
-        if r.__class__ is str: counts[f'skipped {r}'] += 1
-        else:
-            good.append(r)
-            place((subject, p, n, pos))
+    found = [claim_row(c) for c in claims]
+    good, numbers, k = [r for r in found if r.__class__ is tuple], range(len(found)), len(found)
+    rows.counts['claims'] += k
+    if len(good) < k:
+        for r in found:
+            if r.__class__ is str: rows.counts[f'skipped {r}'] += 1
+        numbers = [n for n, r in enumerate(found) if r.__class__ is tuple]
+    if good: rows.runs.append((subject, p, pos, numbers))
     rows.claims += good
     return good
 

@@ -20,12 +20,12 @@ from ..core.io import read_parquet
 from ..core.provenance import read_manifest
 from ..stats.bootstrap import ratio_interval
 
-# %% ../../nbs/chronoscope/score.ipynb #cc6ee54a1
+# %% ../../nbs/chronoscope/score.ipynb #c4955ee37
 def turn_facts(
     chains: list[dict], # rows of a chains file
 ) -> pd.DataFrame: # a row a turn: chain_id, turn and what is right there
     "The gold side of the join."
-    rows = [dict(chain_id=c['chain_id'], turn=k, last=k == len(c['turns']), cluster=c['turns'][0]['subject_qid'], length=len(c['turns']), gold=t['answer'], kind=t['answer_kind'] or None,
+    rows = [dict(chain_id=c['chain_id'], turn=k, last=k == len(c['turns']), cluster=c['turns'][0]['subject_qid'] or c['turns'][0]['subject_label'], length=len(c['turns']), gold=t['answer'], kind=t['answer_kind'] or None,
                  accepted=tuple(t['accepted'] or ()), present=t['present_answer'] or '', eligible=bool(t['drift_eligible']))
             for c in chains for k, t in enumerate(c['turns'], 1)]
     return pd.DataFrame(rows)

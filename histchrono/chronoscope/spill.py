@@ -5,19 +5,25 @@
 # %% auto #0
 __all__ = ['RESULTS', 'locked', 'sweep', 'spill_key', 'Spill', 'spill_folder']
 
-# %% ../../nbs/chronoscope/spill.ipynb #c19446d1d
+# %% ../../nbs/chronoscope/spill.ipynb #c9f053ae2
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 import fcntl, json, os, shutil
 import pyarrow as pa
-from .crew import Done
+from .crew import Done, unpack
 from .dumpfile import Frame
 from . import crew, dumpfile, entity, labels, living, rows, timevalue
 from ..core.errors import InputError, disk_error
 from ..core.provenance import file_hash, text_hash, versions
 
-# %% ../../nbs/chronoscope/spill.ipynb #c1a8854a4
+# %% ../../nbs/chronoscope/spill.ipynb #cd85b91bc
+def _alive(pid: str) -> bool:
+    "Whether a process of this machine runs, other than this one."
+    try: return pid.isdigit() and int(pid) != os.getpid() and os.kill(int(pid), 0) is None
+    except ProcessLookupError: return False
+    except OSError: return True
+
 RESULTS = ('statements.parquet', 'entities.parquet', 'living.parquet', 'report.json', 'manifest.json')
 
 @contextmanager
@@ -27,11 +33,11 @@ def locked(
     "Hold a folder alone; `InputError` where another run does."
     fd = os.open(out, os.O_RDONLY)
     try:
-        try: fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            pid = next((p.read_text().strip() for p in sorted(out.glob('.spill-*/pid'))), '')
-            raise InputError(f"another extract{pid and f' (process {pid})'} is writing to {out}: wait for it to end, or give another --out") from None
-        except OSError: pass  # a file system without locks
+        pid = next((p.read_text().strip() for p in sorted(out.glob('.spill-*/pid'))), '')
+        try: free = fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB) is None
+        except BlockingIOError: free = False
+        except OSError: free = not _alive(pid)  # a file system without locks
+        if not free: raise InputError(f"another extract{pid and f' (process {pid})'} is writing to {out}: wait for it to end, or give another --out")
         yield fd
     finally: os.close(fd)
 
@@ -44,18 +50,18 @@ def sweep(
     for name in RESULTS:
         for p in out.glob(f'.{name}.*.tmp'): p.unlink(missing_ok=True)
 
-# %% ../../nbs/chronoscope/spill.ipynb #c67d28453
+# %% ../../nbs/chronoscope/spill.ipynb #cd1050762
 def spill_key(
     names: list, # inputs
     settings: dict, # what the rows depend on
 ) -> str: # '' where an input cannot be read twice
     "A name for what these inputs, these settings and this code give."
-    if not all(Path(n).is_file() for n in names): return ''
+    if not all(map(dumpfile.is_regular, names)): return ''
     files = [(str(Path(n).resolve()), s.st_size, s.st_mtime_ns, s.st_ino) for n in names for s in [Path(n).stat()]]
     code = [file_hash(m.__file__) for m in (crew, dumpfile, entity, labels, living, rows, timevalue)]
     return text_hash(json.dumps([files, settings, code, versions('msgspec', 'pyarrow')], sort_keys=True))
 
-# %% ../../nbs/chronoscope/spill.ipynb #c9604e513
+# %% ../../nbs/chronoscope/spill.ipynb #c9318a4de
 class Spill:
     "Rows of blocks in a folder, group by group."
     def __init__(self, folder: Path, group: int = 32): # blocks in a group
@@ -101,10 +107,7 @@ class Spill:
         options = pa.ipc.IpcReadOptions(included_fields=wanted, use_threads=False)
         def batches():
             for n in range(self.groups):
-                path = self.path(n, kind)
-                with pa.OSFile(str(path)) as f:
-                    while f.tell() < f.size():
-                        with pa.ipc.open_stream(f, options=options) as s: yield from s
+                with open(self.path(n, kind), 'rb') as f: yield from unpack(f, options)
         return pa.RecordBatchReader.from_batches(pa.schema([schema.field(i) for i in wanted]), batches())
 
 # %% ../../nbs/chronoscope/spill.ipynb #c88f7f6bd

@@ -5,18 +5,18 @@
 # %% auto #0
 __all__ = ['Turn', 'Special', 'number_names', 'vocabulary', 'Facts', 'reference', 'Patterns', 'Notes', 'Teller', 'table']
 
-# %% ../../nbs/chronoscope/telling.ipynb #c7c891829
+# %% ../../nbs/chronoscope/telling.ipynb #ccd259c17
 from collections import Counter, namedtuple
 from functools import lru_cache
 import hashlib, json, re
 import numpy as np, pyarrow as pa
 from .chainfacts import KINDS
 from .chainfile import CHAINS, SPLITS, TURN
-from .grammar import clear_reference, package_toml, words
+from .grammar import MONTHS, PRONOUN_FORMS, clear_reference, package_toml, words
 from .chainworld import Entity, World
 from .templates import EXPLICIT, FRAMES, beginning, choose, leak, patterns, time_slots
 
-# %% ../../nbs/chronoscope/telling.ipynb #c3d5c1b74
+# %% ../../nbs/chronoscope/telling.ipynb #cf3582691
 Turn = namedtuple('Turn', 'frame series gold year date special', defaults=('', None)) # `date`: '' = the whole year, a day, or a window 'YYYY/YYYY'
 Special = namedtuple('Special', 'kind answer value', defaults=(None,)) # 'yesno', 'count' or 'year'; the answer; the value a yes-or-no question names
 
@@ -35,9 +35,10 @@ def vocabulary() -> frozenset: # of the templates
         if isinstance(x, str): yield x
         else:
             for y in (x.values() if isinstance(x, dict) else x): yield from texts(y)
-    return frozenset(w for t in texts(package_toml('templates.toml')) for w in words(re.sub(r'\{\w+\}', ' ', t))) | frozenset(w for t in texts(package_toml('grammar.toml')['nouns']) for w in words(t))
+    own = (*MONTHS, *(w for forms in PRONOUN_FORMS.values() for w in forms), 'it', 'its', 'on', 'in')
+    return frozenset(w for t in own for w in words(t)) | frozenset(w for t in texts(package_toml('templates.toml')) for w in words(re.sub(r'\{\w+\}', ' ', t))) | frozenset(w for t in texts(package_toml('grammar.toml')['nouns']) for w in words(t))
 
-# %% ../../nbs/chronoscope/telling.ipynb #c790dac3c
+# %% ../../nbs/chronoscope/telling.ipynb #cf3a11add
 class Facts:
     "What turns repeat: subject, property, answer, and what holds today; `place` says whether one is known."
     COLUMNS = ('answer', 'answer_qid', 'answer_kind', 'accepted', 'property', 'subject_qid', 'subject_label', 'subject_kind', 'present_answer', 'present_qid', 'drift_eligible', 'extra')
@@ -62,8 +63,8 @@ class Facts:
         main, now = w.entity(values[0]), w.present[i]
         there = w.entity(w.head[now]) if now >= 0 else None
         drift = there is not None and w.head[now] not in values and next(iter(there.names)) not in names
-        known, accepted = vocabulary() | s.label_words if s.label_words - vocabulary() else vocabulary(), list(names.values())
-        risky = any(ws[0] in known and all(x in known or x.isdigit() for x in ws) or ws[0].isdigit() for ws in names)
+        known, label, accepted = vocabulary(), s.label_words, list(names.values())
+        risky = any(all(x in known or x in label or x.isdigit() for x in ws) for ws in names)
         bad = risky and leak(s.label, accepted, True) != ''
         return self._add((w.pair[i], gold), (main.label, main.qid, 'entity', accepted, f'P{prop}', s.qid, s.label, s.kind, there and there.label, there and there.qid, drift, ''), risky, bad)
 

@@ -118,12 +118,13 @@ def question(
     if not options: raise InputError(f"{prop} has no wording for a {subject.kind} referred to as a {how} in a {frame!r} turn: add a line to templates.toml")
     return sentence(options[pick(len(options), key, prop)] % {**slots(subject, how), **time_slots(year, date), 'val': value})
 
-# %% ../../nbs/chronoscope/templates.ipynb #c9eb31b01
+# %% ../../nbs/chronoscope/templates.ipynb #c3ef3d2a6
 def explicit_question(
     turn: dict, # of `chains.parquet`: property, subject_qid, subject_label, subject_kind, year, date, answer_kind, extra
 ) -> str: # a question that needs no conversation
     "Ask a turn by itself, with its subject and its time spelled out."
-    s, date, kind = Subject(turn['subject_qid'], turn['subject_label'], turn['subject_kind']), turn['date'] or '', turn.get('answer_kind') or 'entity'
+    date, kind, prop = turn['date'] or '', turn.get('answer_kind') or 'entity', turn['property']
+    s = Subject(turn['subject_qid'], turn['subject_label'], turn['subject_kind'] or ('thing' if is_asked(prop, 'thing') else 'person')) # imported chains do not say what a subject is
     value = json.loads(turn['extra']).get('value_in_text', '') if kind == 'yesno' and turn.get('extra') else ''
     window = '/' in date
     frame = {'count': 'window', 'year': 'change', 'yesno': 'span'}.get(kind, 'first') if window else 'first'

@@ -256,14 +256,14 @@ def write_truth(
         os.replace(place/out.name, out)
     return counts
 
-# %% ../../nbs/chronoscope/truth.ipynb #c80a72306
+# %% ../../nbs/chronoscope/truth.ipynb #c8ec82191
 _TIMELESS = f"""SELECT snapshot, subject, property, list(value ORDER BY preferred DESC, number)[1] AS value, list(value ORDER BY number) AS values,
   CAST(count(*) FILTER (preferred = best) AS INTEGER) AS tied
   FROM (SELECT *, bool_or(preferred) OVER (PARTITION BY snapshot, subject, property) AS best FROM (SELECT snapshot, subject, property, value, number, bool_or(preferred) AS preferred FROM claims
     WHERE rank <> 'deprecated' AND subject <> value AND len(start) + len("end") + len(point) = 0 GROUP BY ALL))
   GROUP BY snapshot, subject, property ORDER BY snapshot, {_NUMBERS}"""
 
-def _write_intervals(con, last_day: int, out: Path, size: int) -> dict:
+def _write_intervals(con, last_day: int, out: Path, size: int, threads: int) -> dict:
     "Write intervals; count rows, claims and flags on the way."
     counts = dict.fromkeys(('intervals', 'second_spells', 'interval_tied', 'interval_stale_open', 'interval_handover'), 0)
     def watched():
@@ -271,7 +271,7 @@ def _write_intervals(con, last_day: int, out: Path, size: int) -> dict:
             counts['second_spells'] += pc.sum(pc.greater(t['spell'], 0)).as_py() or 0
             for k in ('tied', 'stale_open', 'handover'): counts[f'interval_{k}'] += pc.sum(t[k]).as_py() or 0
             yield t
-    counts['intervals'] = write_parquet(even(watched()), out/'intervals.parquet', INTERVALS)
+    counts['intervals'] = write_parquet(ahead(even(watched()), threads), out/'intervals.parquet', INTERVALS)
     return counts
 
 def _write_timeless(con, out: Path) -> dict:
@@ -283,7 +283,7 @@ def _write_timeless(con, out: Path) -> dict:
             yield t
     return dict(timeless=write_parquet(watched(), out/'timeless.parquet', TIMELESS)) | counts
 
-# %% ../../nbs/chronoscope/truth.ipynb #ce9eaef44
+# %% ../../nbs/chronoscope/truth.ipynb #c8159ebf8
 def _warnings(rows: dict, snapshots: dict, names: list) -> list: # one line each
     "What whoever asked for this must know."
     out = [f"{s['folder']} is from an extract that was not complete: its truth lacks what was not read" for s in snapshots.values() if not s['complete']]
@@ -312,12 +312,13 @@ def build_truth(
     truth_sql(policy)
     dirs = [dirs] if isinstance(dirs, (str, Path)) else list(dirs)
     if out.exists() and not out.is_dir(): raise InputError(f"{out} is a file: name a folder for the results")
+    if any(out.resolve() == Path(d).resolve() for d in dirs): raise InputError(f"{out} is one of the extracts: name another folder for the results, or its manifest would be lost")
     with workplace(out) as place:
         with sorting(place, memory_limit, threads) as con:
             snapshots = load_statements(con, dirs)
             rows = count_claims(con)
             if not rows['temporal_claims'] + rows['timeless_claims']: raise InputError(f"{', '.join(map(str, dirs))}: no statement that can be used; extract from a dump that has some")
-            rows |= _write_intervals(con, day_of(names[-1]), place, piece_rows(memory_limit)) | _write_timeless(con, place)
+            rows |= _write_intervals(con, day_of(names[-1]), place, piece_rows(memory_limit), threads) | _write_timeless(con, place)
         rows = _checked(rows | write_truth(place/'intervals.parquet', names, policy, place/'truth.parquet', memory_limit, threads))
         (out/'manifest.json').unlink(missing_ok=True)
         for n in ('intervals', 'timeless', 'truth'): os.replace(place/f'{n}.parquet', out/f'{n}.parquet')
