@@ -310,3 +310,11 @@ def test_a_dead_worker_is_one_line_and_loses_nothing(dump, whole, tmp_path):
     assert [n[:7] for n in names(out)] == ['.spill-']
     extract(dump, out, block_size=BLOCK, group=4)
     assert read(out) == whole
+
+
+# --- a kind that is named like a reason
+
+@pytest.mark.parametrize('kind', ['claim_novalue', 'blank_line', 'duplicate_entities', 'x' * 5000, 'Lexeme', 'a b'])
+def test_a_kind_that_is_named_like_a_reason(kind, tmp_path):
+    (tmp_path/'a.json').write_bytes(array([json.dumps({'type': kind, 'id': 'Q1'}).encode(), item(2)]))
+    assert extract(tmp_path/'a.json', tmp_path/'out')['skipped'] == {'other_entity': 1}

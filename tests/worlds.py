@@ -43,7 +43,7 @@ def make_entities(salt: int = 0) -> dict:
     for kind, labels in NAMES.items():
         for i, label in enumerate(labels):
             n += 1
-            out[f"Q{n}"] = dict(qid=f"Q{n}", kind=kind, label=label, usable=label != "Gus March", aliases=[label.split()[-1]] if kind == "person" else [label.upper()], country="" if kind == "country" else "Q9",
+            out[f"Q{n}"] = dict(qid=f"Q{n}", kind=kind, label=label, usable=label != "Gus March", aliases=[label.split()[-1]] if kind == "person" else [label.upper()], country="" if kind == "country" or n % 3 == 0 else f"Q{1000 + 100 * salt + len(NAMES['person']) + 1 + n % 2}",
                                 gender=[None, "Q6581097", "Q6581072"][i % 3] if kind == "person" else None, classes=[CLASSES[kind]])
     return out
 
@@ -54,10 +54,14 @@ def form(day: date, cut: int = 10) -> str:
 
 
 def random_claims(rnd: random.Random, entities: dict) -> list:
-    "Claims of every precision: one after another, some overlapping; points, unknown ends, ranks, two spells in one claim, self-loops."
+    "Claims of every precision: one after another, some overlapping; points, unknown ends, ranks, two spells in one claim, self-loops; and countries without a time."
     by, claims = {}, []
     for e in entities.values():
         by.setdefault(e["kind"], []).append(e["qid"])
+    for e in entities.values():
+        home = {"person": "P27", "club": "P17", "firm": "P17", "party": "P17"}.get(e["kind"])
+        if home and rnd.random() < 0.7:
+            claims.append(dict(subject=e["qid"], property=home, value=rnd.choice(by["country"]), rank="normal", start=[], end=[], point=[]))
     cut = lambda: rnd.choice((10,) * 14 + (7, 7, 4, 4, 4, 3))
     for e in entities.values():
         for prop in ASKED.get(e["kind"], ()):
@@ -82,6 +86,8 @@ def random_claims(rnd: random.Random, entities: dict) -> list:
                     c["rank"] = rnd.choice(("preferred", "deprecated"))
                 elif odd < 0.19:
                     c["value"] = e["qid"]
+                elif odd < 0.21:
+                    c["start"] = []
                 claims.append(c)
                 day = end if rnd.random() < 0.8 else end + timedelta(rnd.randint(-150, 150))
                 if last:
@@ -92,7 +98,7 @@ def random_claims(rnd: random.Random, entities: dict) -> list:
 def known_by(claims: list, year: int) -> list:
     "What is known of the claims at the end of a year."
     early = lambda forms: [f for f in forms if f in ("somevalue", "novalue") or span(f)[0] <= date(year, 12, 31)]
-    return [dict(c, start=early(c["start"]), end=early(c["end"]), point=early(c["point"]), snapshot=str(year)) for c in claims if early(c["start"] + c["point"])]
+    return [dict(c, start=early(c["start"]), end=early(c["end"]), point=early(c["point"]), snapshot=str(year)) for c in claims if early(c["start"] + c["point"]) or not c["start"] + c["point"]]
 
 
 def span(form_: str) -> tuple:

@@ -5,14 +5,13 @@
 # %% auto #0
 __all__ = ['COLUMNS', 'PLANNERS', 'CHUNK', 'tell_subjects', 'tell_chunk', 'make_chains']
 
-# %% ../../nbs/chronoscope/chains.ipynb #c74dbc21d
+# %% ../../nbs/chronoscope/chains.ipynb #c1d232ee9
 from collections import Counter, deque
 from contextlib import contextmanager
 from pathlib import Path
-import shutil, tempfile
 import numpy as np, pyarrow as pa
-from ..core.errors import HistError, InputError, disk_error
-from ..core.io import write_parquet
+from ..core.errors import HistError, InputError
+from ..core.io import workplace, write_parquet
 from .analytic import bridged_multi_pid, change_point, distinct_count, interval_change, interval_reasoning
 from .chainfacts import ANCHORS, prepare
 from .chainfile import CHAINS, FAMILIES, SINGLE
@@ -150,7 +149,7 @@ def _below(t: pa.Table, kept: dict, seed: int) -> pa.Table:
         if top is not None: stay &= (name != f) | (key <= top)
     return t.filter(pa.array(stay))
 
-# %% ../../nbs/chronoscope/chains.ipynb #cf89f51ad
+# %% ../../nbs/chronoscope/chains.ipynb #ce4779a1f
 _WORTH = 40_000 # claims below which one process is done before another has started
 
 def _workers(wanted, truth) -> int:
@@ -161,18 +160,6 @@ def _workers(wanted, truth) -> int:
     try: claims = sum(pq.read_metadata(f).num_rows for f in files)
     except (pa.ArrowInvalid, OSError): return 1 # what is wrong with it is said by who reads it
     return len(os.sched_getaffinity(0)) if claims >= _WORTH else 1
-
-@contextmanager
-def _scratch(out: Path):
-    "A temporary folder beside the result; a full disk is a `DiskError`."
-    folder = None
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        folder = Path(tempfile.mkdtemp(prefix='.chains.', dir=out.parent))
-        yield folder
-    except OSError as e: raise disk_error(e, out) from None
-    finally:
-        if folder: shutil.rmtree(folder, ignore_errors=True)
 
 def make_chains(
     truth, # intervals.parquet or its folder, or a list of them
@@ -192,7 +179,7 @@ def make_chains(
     workers = _workers(workers, truth)
     out, families = Path(out), tuple(f for f in FAMILIES + SINGLE if f in families)
     made, kept, before, dropped = Counter(), Counter(), Counter(), Counter()
-    with _scratch(out) as folder, _pool(workers) as pool:
+    with workplace(out.parent) as folder, _pool(workers) as pool:
         dropped.update({k: v for k, v in prepare(truth, entities, folder, policy, anchors, seed, memory_limit)['counts'].items()})
         def told():
             for path, d, b in _told(folder, families, workers, pool, progress):

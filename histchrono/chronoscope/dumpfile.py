@@ -35,13 +35,13 @@ def check_input(
     try: is_regular(p) and open(p, 'rb').close()  # a pipe can be opened once only
     except OSError as e: raise InputError(f"{name} cannot be read ({e.strerror}): correct its permissions") from None
 
-# %% ../../nbs/chronoscope/dumpfile.ipynb #cead03948
+# %% ../../nbs/chronoscope/dumpfile.ipynb #c57c58eb0
 class Damaged(Exception): "A compressed stream is cut or broken; the text says how."
 
 _FORMATS = ( # first bytes, name, a new decoder
     (b'\x1f\x8b', 'gzip', lambda: isal_zlib.decompressobj(wbits=31)),
     (b'BZh', 'bzip2', bz2.BZ2Decompressor),
-    (b'\x28\xb5\x2f\xfd', 'zstd', lambda: zstandard.ZstdDecompressor().decompressobj()),
+    (b'\x28\xb5\x2f\xfd', 'zstd', lambda: zstandard.ZstdDecompressor(max_window_size=1 << 31).decompressobj()),  # `zstd --long` needs more than the default
     (b'\xfd7zXZ\x00', 'xz', lzma.LZMADecompressor),
 )
 _BROKEN = (isal_zlib.error, zlib.error, zstandard.ZstdError, lzma.LZMAError, OSError, EOFError, ValueError)

@@ -197,7 +197,9 @@ def gender_of(
         values = {r[0] for r in rows if r[1] == rank}
         if values: return values.pop() if len(values) == 1 else None
 
-# %% ../../nbs/chronoscope/entity.ipynb #cf433c4b7
+# %% ../../nbs/chronoscope/entity.ipynb #c7a6c39b0
+_TYPE = re.compile(r'[a-z][a-z-]{0,30}')  # what can stand in a report as the name of a kind
+
 def kind_of(
     e, # a decoded entity
 ) -> str: # 'item', 'property', 'skip …' or 'error …'
@@ -209,9 +211,10 @@ def kind_of(
     if e.type is None and e.id is None: return 'error no_type_no_id'
     letter = e.id[0] if isinstance(e.id, str) and _ENTITY.fullmatch(e.id) else ''
     expected = {'item': 'Q', 'property': 'P', None: letter}.get(e.type if isinstance(e.type, (str, type(None))) else 0)
-    if expected is None or (e.type is None and letter and letter not in 'QP'): return f"skip {clean_text(e.type) or {'L': 'lexeme', 'M': 'mediainfo'}.get(letter, 'other_entity')}"
+    if expected is None or (e.type is None and letter and letter not in 'QP'): return 'skip ' + (e.type if isinstance(e.type, str) and _TYPE.fullmatch(e.type) else {'L': 'lexeme', 'M': 'mediainfo'}.get(letter, 'other_entity'))
     if not letter: return 'error bad_id'
     if letter != expected: return 'skip ' + {'L': 'lexeme', 'M': 'mediainfo'}.get(letter, 'other_entity')
+    if '-' in e.id: return 'error bad_id'  # forms and senses are of lexemes only
     return 'item' if letter == 'Q' else 'property'
 
 # %% ../../nbs/chronoscope/entity.ipynb #c8e2fdc22

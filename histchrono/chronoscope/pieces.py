@@ -4,16 +4,16 @@
 
 # %% auto #0
 __all__ = ['codes', 'series_starts', 'whole_series', 'even', 'in_order', 'group_key', 'meets', 'ids', 'ahead', 'Waiting',
-           'memory_bytes', 'piece_rows', 'workplace', 'sorting']
+           'memory_bytes', 'piece_rows', 'sorting']
 
-# %% ../../nbs/chronoscope/pieces.ipynb #cbd149c36
+# %% ../../nbs/chronoscope/pieces.ipynb #c42ec80f9
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-import errno, re, shutil, tempfile
+import re
 import numpy as np, pyarrow as pa, pyarrow.compute as pc
-from ..core.errors import DiskError, HistError, InputError, disk_error
-from ..core.io import duck
+from ..core.errors import HistError, InputError, disk_error
+from ..core.io import duck, workplace
 
 # %% ../../nbs/chronoscope/pieces.ipynb #c06339235
 def codes(
@@ -178,25 +178,7 @@ def piece_rows(
     "How large pieces may be."
     return min(max(memory_bytes(limit) >> 13, 1 << 14), 1 << 18)
 
-# %% ../../nbs/chronoscope/pieces.ipynb #c2555c4da
-@contextmanager
-def workplace(
-    out, # the stage's folder, made where it does not exist
-):
-    "A temporary folder beside the results; a full disk is a `DiskError` that names the result."
-    out, new, place = Path(out), not Path(out).exists(), None
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        place = Path(tempfile.mkdtemp(prefix='.work.', dir=out))
-        yield place
-    except DiskError as e: raise DiskError(str(e).replace(str(place), str(out))) from None
-    except OSError as e:
-        if re.search(r'\d+ requested and \d+ written', str(e)): e = OSError(errno.ENOSPC, 'no space left')  # pyarrow's words for it
-        raise disk_error(e, out) from None
-    finally:
-        if place: shutil.rmtree(place, ignore_errors=True)
-        if new and out.exists() and not any(out.iterdir()): out.rmdir()
-
+# %% ../../nbs/chronoscope/pieces.ipynb #cde441768
 @contextmanager
 def sorting(
     place: Path, # where to spill, from `workplace`

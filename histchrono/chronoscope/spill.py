@@ -61,17 +61,18 @@ def spill_key(
     code = [file_hash(m.__file__) for m in (crew, dumpfile, entity, labels, living, rows, timevalue)]
     return text_hash(json.dumps([files, settings, code, versions('msgspec', 'pyarrow')], sort_keys=True))
 
-# %% ../../nbs/chronoscope/spill.ipynb #c9318a4de
+# %% ../../nbs/chronoscope/spill.ipynb #cade6663f
 class Spill:
     "Rows of blocks in a folder, group by group."
     def __init__(self, folder: Path, group: int = 32): # blocks in a group
         self.folder, self.size, self.open, self.files = folder, group, [], {}
         folder.mkdir(exist_ok=True)
         (folder/'pid').write_text(str(os.getpid()))
-        self.groups, self.done = 0, []
+        self.groups, self.done, self.rows = 0, [], 0  # rows: of the larger table
         while (found := self._read(self.groups)) is not None:
             self.done += found
             self.groups += 1
+        self.rows = sum(max(d.rows, d.entities) for d in self.done)
     def path(self, group: int, kind: str): return self.folder/f'{group:06d}.{kind}'
     def _read(self, n: int): # the blocks of a finished group, or None
         try:
@@ -84,6 +85,7 @@ class Spill:
         if not self.files: self.files = {k: open(self.path(self.groups, k), 'wb') for k in ('row', 'ent')}
         for k, data in zip(('row', 'ent'), done.packed): self.files[k].write(data)
         done.packed = ()
+        self.rows += max(done.rows, done.entities)
         self.open.append(asdict(done))
         if len(self.open) == self.size: self.end()
     def end(self):

@@ -82,7 +82,7 @@ def _values(g, kind, members, subject, prop, size) -> np.ndarray: # an entity fo
     starts = np.concatenate([[0], np.cumsum([len(m) for m in members])])[pool[pair]]
     return np.concatenate(members)[starts + at]
 
-# %% ../../nbs/chronoscope/synthtruth.ipynb #cc6aa2cd6
+# %% ../../nbs/chronoscope/synthtruth.ipynb #c887f96ae
 _DAY = lambda text: int(np.datetime64(text, 'D').astype(int))
 _LOW, _HIGH = _DAY('1950-01-01'), _DAY('2025-12-31')
 
@@ -90,7 +90,7 @@ def _last_ends(g, n: int, length) -> tuple: # day, whether it is open
     "Where the last spells end, and which do not."
     u, r = g.random(n), g.random(n)
     day = np.where(u < .70, _DAY('2022-01-01') + r*1460, np.where(u < .92, _DAY('2012-01-01') + r*3653, _DAY('1955-01-01') + r*20_000))
-    is_open = u < .25
+    is_open = u < .65
     return np.where(is_open, _HIGH + .9*r*length, day).astype(int), is_open
 
 def _spans(g, size) -> tuple: # first and last day of each statement, whether it is open

@@ -129,7 +129,7 @@ class Patterns:
         out = [f % row for row in zip(*columns)] if columns else [f % ()]*len(subjects)
         return [t[:1].upper() + t[1:] for t in out] if f.startswith('%s') else out
 
-# %% ../../nbs/chronoscope/telling.ipynb #cde26555d
+# %% ../../nbs/chronoscope/telling.ipynb #cea9d909f
 _UNIQUE = lambda x: np.unique(x, return_index=True, return_inverse=True)
 
 class Notes:
@@ -175,14 +175,14 @@ class Notes:
         w = self.w
         keys, at, back = _UNIQUE(((w.columns('prop')[series].astype('int64')*64 + w.columns('kind')[series])*4 + hows)*2 + dated)
         served = [self.patterns.serving(frame, w.prop[i], w.kind[i], _HOWS[hows[k]], bool(dated[k])) for k, i in zip(at.tolist(), series[at].tolist())]
-        size = np.array([len(n) for n, _ in served])
+        size = np.array([len(n) for n, _ in served], 'int64')
         start = (np.cumsum(size) - size)[back]
         numbers, begins = (np.array([x for s in served for x in s[c]] or [-1], 'int64') for c in (0, 1))
         size = size[back]
         n = (h % np.maximum(size, 1).astype('uint64')).astype('int64')
-        for _ in range(len(numbers) if used is not None else 0):
+        for _ in range(size.max(initial=0) - 1 if used is not None else 0): # one step for each pattern that begins alike
             same = (size > 0) & (begins[np.minimum(start + n, len(begins) - 1)] == used)
-            if not same.any() or _ > size.max(): break
+            if not same.any(): break
             n = np.where(same, (n + 1) % np.maximum(size, 1), n)
         place = np.minimum(start + n, len(numbers) - 1)
         return np.where(size > 0, numbers[place], -1), begins[place]

@@ -5,17 +5,17 @@
 # %% auto #0
 __all__ = ['POLICIES', 'TRUTH', 'YEAR_TRUTH', 'truth_sql', 'anchor_table', 'truth_at', 'write_truth', 'build_truth', 'year_truth']
 
-# %% ../../nbs/chronoscope/truth.ipynb #c8a0ff9f7
+# %% ../../nbs/chronoscope/truth.ipynb #cc79f304b
 from itertools import groupby
 from pathlib import Path
 import os
 import numpy as np, pyarrow as pa, pyarrow.compute as pc, pyarrow.parquet as pq
 from ..core.errors import InputError
-from ..core.io import Schema, check_schema, duck, read_parquet, write_parquet
+from ..core.io import Schema, check_schema, duck, read_parquet, workplace, write_parquet
 from ..core.provenance import write_manifest
 from .dump import stream
 from .intervals import INTERVALS, NULL, TIMELESS, count_claims, load_statements, make_intervals, stale_after, stale_sql
-from .pieces import Waiting, ahead, codes, even, in_order, memory_bytes, piece_rows, series_starts, sorting, whole_series, workplace
+from .pieces import Waiting, ahead, codes, even, in_order, memory_bytes, piece_rows, series_starts, sorting, whole_series
 from .timevalue import day_number, day_of, read_anchors
 
 # %% ../../nbs/chronoscope/truth.ipynb #cefb8345e

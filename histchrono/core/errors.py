@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['HistError', 'InputError', 'SettingsError', 'SchemaError', 'DownloadError', 'DiskError', 'disk_error']
 
-# %% ../../nbs/core/errors.ipynb #cea2e950d
-import errno
+# %% ../../nbs/core/errors.ipynb #c968059cb
+import errno, re
 
 # %% ../../nbs/core/errors.ipynb #cc36ed052
 class HistError(Exception):
@@ -33,7 +33,7 @@ class DiskError(HistError):
     "The disk is full or cannot be written."
     exit_code = 5
 
-# %% ../../nbs/core/errors.ipynb #cf3be0e5e
+# %% ../../nbs/core/errors.ipynb #cf9c43194
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 def disk_error(
@@ -42,6 +42,6 @@ def disk_error(
 ) -> BaseException: # a `DiskError` where `e` means "no room", otherwise `e`
     "Turn an `OSError` that means a full disk into a `DiskError` that names `path`."
     text = str(e).lower()
-    full = getattr(e, 'errno', None) in _NO_ROOM or 'no space left' in text or 'disk quota' in text or 'file too large' in text
+    full = getattr(e, 'errno', None) in _NO_ROOM or any(re.search(w, text) for w in ('no space left', 'disk quota', 'file too large', r'\d+ requested and \d+ written')) # the last is pyarrow's
     if not full: return e
     return DiskError(f"no disk space to write {path}: free some space (or set HISTCHRONO_HOME to a larger disk) and run again; nothing finished was lost")
