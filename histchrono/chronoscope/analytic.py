@@ -7,9 +7,9 @@ __all__ = ['SPANS', 'BRIDGES', 'MOST', 'between', 'answer_in', 'yes_window', 'no
            'follow_up', 'interval_change', 'count_in', 'distinct_count', 'change_year', 'change_point',
            'bridged_multi_pid']
 
-# %% ../../nbs/chronoscope/analytic.ipynb #c91a82d39
+# %% ../../nbs/chronoscope/analytic.ipynb #c664fce86
 from .families import Dice, Look, Plan
-from .telling import Special, Turn
+from .telling import INSIDE, Special, Turn
 from .timevalue import day_number
 
 # %% ../../nbs/chronoscope/analytic.ipynb #c48df0069
@@ -30,7 +30,7 @@ def answer_in(runs: list, year: int) -> int: # an answer, -1 where there is none
     "The answer of a year."
     return next((g for y0, y1, g in runs if y0 <= year <= y1), -1)
 
-# %% ../../nbs/chronoscope/analytic.ipynb #c749d26cb
+# %% ../../nbs/chronoscope/analytic.ipynb #c493022fd
 def yes_window(runs: list, d: Dice) -> tuple: # first and last year, answer; None where there is none
     "A window within one spell."
     long = [r for r in runs if r[1] - r[0] >= 2]
@@ -52,6 +52,7 @@ def no_window(w, runs: list, d: Dice) -> tuple: # first and last year, an answer
 
 def span(x: Look, i: int, d: Dice) -> tuple: # first and last year, Special; None where not both answers can be had
     "A window and a question with a balanced yes or no."
+    if x.w.prop[i] in INSIDE: return None
     runs = x.runs(i)
     yes, no = yes_window(runs, d), no_window(x.w, runs, d)
     if not (yes and no): return None
@@ -77,14 +78,15 @@ def interval_reasoning(x: Look):
             turns = [Turn('first' if n == 0 else 'year_short' if d.below(3) else 'year_long', i, g, y) for n, (y, g) in enumerate(years)]
             yield Plan('interval_reasoning', x.mask, (*turns, Turn('span', i, -1, a, f'{a}/{b}', last)), f"{w._numbers[x.subject]}|{w.prop[i]}|{years}|{last}{x.view['key']}")
 
-# %% ../../nbs/chronoscope/analytic.ipynb #c04f63f52
-def follow_up(x: Look, i: int, year: int, d: Dice) -> Turn:
+# %% ../../nbs/chronoscope/analytic.ipynb #c399bd57f
+def follow_up(x: Look, i: int, year: int, d: Dice) -> Turn: # None where there is none
     "An implicit turn at the time now talked about."
     w, gold = x.w, answer_in(x.runs(i), year)
     others = [(j, g) for j in x.asked if j != i and (g := x.in_year(j, year)) >= 0]
     if others and d.below(4):
         j, g = others[d.below(len(others))]
         return Turn('follow' if d.below(2) else 'then', j, g, year)
+    if w.prop[i] in INSIDE: return None
     wrong = [g for _, _, g in x.runs(i) if g != gold and w.differs(g, gold)]
     value = wrong[d.below(len(wrong))] if wrong and d.below(2) else gold
     return Turn('still', i, -1, year, '', Special('yesno', 'yes' if value == gold else 'no', value))
@@ -140,7 +142,7 @@ def distinct_count(x: Look):
             turns = [Turn('first' if m == 0 else 'year_short' if d.below(3) else 'year_long', i, g, y) for m, (y, g) in enumerate(years)]
             yield Plan('distinct_count', x.mask, (*turns, Turn('window', i, -1, a, f'{a}/{b}', Special('count', n))), f"{w._numbers[x.subject]}|{w.prop[i]}|{years}{x.view['key']}")
 
-# %% ../../nbs/chronoscope/analytic.ipynb #c206e4953
+# %% ../../nbs/chronoscope/analytic.ipynb #cc9698ddd
 def change_year(x: Look, i: int, k: int) -> int: # 0 where it is not certain
     "The year in which spell `k` gives way to the next."
     from histchrono.chronoscope.timevalue import year_of
@@ -173,6 +175,7 @@ def change_point(x: Look):
                 if not third: continue
                 y, v = third[d.below(len(third))]
                 turns.append(Turn('year_long', i, v, y))
+            if None in turns: continue
             yield Plan('change_point', x.mask, tuple(turns), f"{w._numbers[x.subject]}|{w.prop[i]}|{[(t.series - i, t.year, t.date, t.special) for t in turns]}{x.view['key']}")
 
 # %% ../../nbs/chronoscope/analytic.ipynb #ceebb9dc3

@@ -6,7 +6,7 @@
 __all__ = ['ANCHORS', 'FIRST_YEAR', 'KINDS', 'GENDERS', 'RELATIONS', 'PARTNERS', 'day_in', 'mix', 'load_entities',
            'entity_columns', 'year_ranges', 'held_at', 'partners', 'prepare']
 
-# %% ../../nbs/chronoscope/chainfacts.ipynb #c9ed85e5b
+# %% ../../nbs/chronoscope/chainfacts.ipynb #c08a776ce
 from functools import lru_cache
 from pathlib import Path
 import hashlib, json
@@ -17,7 +17,7 @@ from .chainfile import SPLITS, split_of
 from .dump import ENTITIES
 from .grammar import package_toml, subject_kind
 from .intervals import TIMELESS
-from .series import first_days, make_spells, read_intervals, years_of
+from .series import dense as _dense, first_days, make_spells, read_intervals, years_of
 from .templates import PROPERTIES, is_asked
 
 # %% ../../nbs/chronoscope/chainfacts.ipynb #cf9b2b6f8
@@ -118,7 +118,7 @@ def held_at(
     out[of[on]] = s.gold[on]
     return out
 
-# %% ../../nbs/chronoscope/chainfacts.ipynb #cded8ab67
+# %% ../../nbs/chronoscope/chainfacts.ipynb #c635be1b9
 RELATIONS = (102, 108, 118, 463) # party, employer, league, member of: a value of these in common makes two subjects related
 PARTNERS = 4 # candidates looked at for each relation
 
@@ -138,14 +138,6 @@ def _keys(snap: int, cols: dict, s, at: np.ndarray, timeless: dict, classes: np.
     who, cls = classes[:, 0], classes[:, 1]
     rows.append(np.stack([who, np.full(len(who), 17), home[who], cls], 1)[home[who] >= 0])
     return np.concatenate(rows).astype('int64')
-
-def _dense(*columns) -> np.ndarray: # equal rows get equal numbers
-    order = np.lexsort(columns)
-    new = np.zeros(len(order), 'int64')
-    if len(order): new[1:] = np.any([np.diff(c[order]) != 0 for c in columns], axis=0)
-    out = np.empty(len(order), 'int64')
-    out[order] = np.cumsum(new)
-    return out
 
 def _next(group: np.ndarray, place: np.ndarray, k: int) -> np.ndarray: # row → the row k further in its ring; -1 where the ring is too small
     order = np.lexsort((place, group))

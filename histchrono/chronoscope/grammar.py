@@ -103,7 +103,7 @@ def pronoun(
     "The pronoun of a person."
     return PRONOUNS.get(gender, 'they')
 
-# %% ../../nbs/chronoscope/grammar.ipynb #cb4d2986d
+# %% ../../nbs/chronoscope/grammar.ipynb #cdfb5a45f
 @dataclass(frozen=True)
 class Subject:
     "An entity that is asked about."
@@ -138,7 +138,7 @@ def clear_reference(
     "How the subject can be referred to without being taken for something named before."
     things = [k for k in earlier if k != 'person']
     if s.kind == 'person': return 'name' if 'person' in earlier else 'pronoun'
-    if not things or s.kind == 'place' and all(k in ('country', 'place') for k in things): return 'pronoun' # what a place is in is never asked for itself
+    if not things: return 'pronoun'
     nouns = package_toml('grammar.toml')['nouns']
     if s.kind == 'thing' or any(nouns[k] == s.noun or k == 'thing' for k in things): return 'name'
     wide = s.kind in ('organization', 'firm', 'institute', 'office') # "the company" may be any of them, "the club" is no owner

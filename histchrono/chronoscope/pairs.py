@@ -82,7 +82,7 @@ def ordered_pairs(
     both = np.concatenate(out)
     return both[:, 0], both[:, 1]
 
-# %% ../../nbs/chronoscope/pairs.ipynb #c52b3b5ca
+# %% ../../nbs/chronoscope/pairs.ipynb #cc5699621
 def carryover(
     x: Columns,
     teller: Teller,
@@ -96,7 +96,7 @@ def carryover(
     row, mask, (g, h), day = x.scopes(i, j)
     i, j, year = i[row], j[row], np.full(len(row), x.year)
     p = w.columns('prop')
-    teller.tell_many(family, name, x.snap, mask, [('first', i, g, year, day), ('follow' if name == 'carryover' else 'then', j, h, year, day)], x.hash(name, x.number(i), p[i], p[j], day))
+    teller.tell_many(family, x.snap, mask, [('first', i, g, year, day), ('follow' if name == 'carryover' else 'then', j, h, year, day)], x.hash(name, x.number(i), p[i], p[j], day))
 
 # %% ../../nbs/chronoscope/pairs.ipynb #cbd35eba8
 def year_near(
@@ -119,7 +119,7 @@ def year_near(
     first = order[np.r_[True, np.diff(row[order]) != 0]] if len(order) else order
     return row[first], best[first], first
 
-# %% ../../nbs/chronoscope/pairs.ipynb #ca489a282
+# %% ../../nbs/chronoscope/pairs.ipynb #cbba75250
 def _spells_of(x: Columns, series: np.ndarray) -> tuple: # row and spell, of each spell of each series
     off = x.w.columns('offset')
     n = (off[series + 1] - off[series]).astype('int64')
@@ -158,14 +158,14 @@ def scope_switch(x: Columns, teller: Teller, family: int, name: str = 'scope_swi
     r, y, at = year_near(y0[sp], y1[sp], r, (x.year - other[row])[r], [year[r], np.full(len(sp), x.year)], x.year)
     g2 = gold[sp[at]].astype('int64')
     ok = apart(w, g[r], g2)
-    teller._drop(name, 'both answers share a name', int((~ok).sum()))
+    teller.drop(name, 'both answers share a name', int((~ok).sum()))
     r, y, g2 = r[ok], y[ok], g2[ok]
     once = np.sort(np.unique(np.stack([s[row[r]], year[r], day[r], y]), axis=1, return_index=True)[1]) # the two switches of a series may be one
     r, y, g2 = r[once], y[once], g2[once]
     i = s[row[r]]
-    teller.tell_many(family, name, x.snap, mask[r], [('first', i, g[r], year[r], day[r]), ('switch', i, g2, y, np.zeros(len(r), 'int64'))], x.hash(name, x.number(i), w.columns('prop')[i], year[r], day[r], y))
+    teller.tell_many(family, x.snap, mask[r], [('first', i, g[r], year[r], day[r]), ('switch', i, g2, y, np.zeros(len(r), 'int64'))], x.hash(name, x.number(i), w.columns('prop')[i], year[r], day[r], y))
 
-# %% ../../nbs/chronoscope/pairs.ipynb #c9072499f
+# %% ../../nbs/chronoscope/pairs.ipynb #c05abdfb5
 def cross_entity_then(x: Columns, teller: Teller, family: int, name: str = 'cross_entity_then'):
     "The same property of two subjects."
     w, s, off, subject, same = x.w, x.series, x.w.columns('partner_offset'), x.w.columns('subject'), x.w.columns('ent_namesake')
@@ -185,12 +185,12 @@ def cross_entity_then(x: Columns, teller: Teller, family: int, name: str = 'cros
     i, j = i[pick], j[pick]
     r, mask, (g, h), day = x.scopes(i, j)
     i, j, year = i[r], j[r], np.full(len(r), x.year)
-    teller.tell_many(family, name, x.snap, mask, [('first', i, g, year, day), ('other', j, h, year, day)], x.hash(name, x.number(i), x.number(j), w.columns('prop')[i], day))
+    teller.tell_many(family, x.snap, mask, [('first', i, g, year, day), ('other', j, h, year, day)], x.hash(name, x.number(i), x.number(j), w.columns('prop')[i], day))
 
-# %% ../../nbs/chronoscope/pairs.ipynb #ce9573885
+# %% ../../nbs/chronoscope/pairs.ipynb #cedac83d6
 def single_turn(x: Columns, teller: Teller, family: int, name: str):
     "One property at one time, the time said or not."
     s = x.series
     row, mask, (g,), day = x.scopes(s)
     i = s[row]
-    teller.tell_many(family, name, x.snap, mask, [('direct' if name == 'single_turn_explicit' else 'direct_implicit', i, g, np.full(len(row), x.year), day)], x.hash(name, x.number(i), x.w.columns('prop')[i], day))
+    teller.tell_many(family, x.snap, mask, [('direct' if name == 'single_turn_explicit' else 'direct_implicit', i, g, np.full(len(row), x.year), day)], x.hash(name, x.number(i), x.w.columns('prop')[i], day))

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['FRAMES', 'PROPERTIES', 'EXPLICIT', 'TABLES', 'pick', 'clauses', 'is_asked', 'slots', 'time_slots', 'patterns',
-           'beginning', 'choose', 'question', 'explicit_question', 'leak']
+           'beginning', 'question', 'explicit_question', 'leak']
 
 # %% ../../nbs/chronoscope/templates.ipynb #ca7ee4820
 from functools import lru_cache
@@ -81,25 +81,12 @@ def patterns(
     made = (_pattern(f, c) for c in clauses(prop, kind, TABLES.get(frame, '') if table is None else table) for f in package_toml('templates.toml')['frames'][frame])
     return tuple(dict.fromkeys(p for p in made if not _DOUBLED.search(p % sample)))
 
-# %% ../../nbs/chronoscope/templates.ipynb #c726d1135
+# %% ../../nbs/chronoscope/templates.ipynb #caa02c029
 def beginning(
     pattern: str,
 ) -> str: # the first two words, slots as they are
     "How a question begins."
     return ' '.join(pattern.split(' ', 2)[:2])
-
-def choose(
-    beginnings: tuple, # of the patterns
-    h: int, # a hash; says which pattern comes first
-    used: tuple = (), # beginnings before it in the conversation
-) -> int: # place of the pattern
-    "Choose a pattern by hash, the next one where its beginning was used."
-    n = len(beginnings)
-    i = h % n
-    if beginnings[i] not in used: return i
-    for j in range(i + 1, i + n):
-        if beginnings[j % n] not in used: return j % n
-    return next((j % n for j in range(i, i + n) if beginnings[j % n] != used[-1]), i)
 
 def question(
     frame: str, # one of `FRAMES`
