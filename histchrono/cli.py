@@ -56,7 +56,7 @@ def run(
     print(batch.report(r))
     if not r.ok: raise typer.Exit(1)
 
-# %% ../nbs/cli.ipynb #c0d5a6442
+# %% ../nbs/cli.ipynb #c3eed7e34
 @app.command('write-dumps')
 def write_dumps(
     out: Annotated[Path, typer.Option(help='Folder for <year>.json.gz.')],
@@ -109,11 +109,14 @@ def truth(
     anchors: Annotated[str, typer.Option(help='Such as 2022-01-01,2022-04-01; rising.')],
     out: Annotated[Path, typer.Option(help='Folder for intervals.parquet, truth.parquet, timeless.parquet.')],
     policy: Annotated[str, typer.Option(help='strict or paper.')] = 'strict',
+    memory_limit: Annotated[str, typer.Option(help='Beyond it DuckDB works on disk.')] = '4GB',
+    threads: Annotated[int, typer.Option(min=1)] = 2,
 ):
     "Turn statements into what was true at each anchor."
     from histchrono.chronoscope.truth import build_truth
-    rows = build_truth(dir, _words(anchors), policy, out)
-    print(', '.join(f'{k}: {v}' for k, v in rows.items()) if isinstance(rows, dict) else rows)
+    rows = build_truth(dir, _words(anchors), policy, out, memory_limit, threads)
+    for w in rows.pop('warnings', ()): print(f'histchrono: {w}', file=sys.stderr)
+    print(', '.join(f'{k}: {v}' for k, v in rows.items()))
 
 # %% ../nbs/cli.ipynb #cf39c9445
 @app.command()

@@ -21,7 +21,7 @@ from histchrono.chronoscope.intervals import INTERVALS, TIMELESS
 from histchrono.chronoscope.truth import build_truth
 from histchrono.core.errors import InputError
 from histchrono.core.io import Schema, write_parquet
-from worlds import ANCHORS, Made, write_inputs
+from worlds import ANCHORS, CLASSES, Made, split, write_inputs
 
 
 def digest(path):
@@ -52,13 +52,43 @@ def test_every_family_is_there_and_losses_are_counted(world):
     assert dict(zip(table.family, table.n_before_merging)) == {f: n["before_merging"] for f, n in world.counts["families"].items()}
 
 
-def test_two_people_of_one_name_stay_two(world):
-    kims = {q for q, e in world.entities.items() if e["label"] == "Dae Kim"}
-    chains = read_chains(world.chains)
-    asked = {t["subject_qid"] for c in chains for t in c["turns"]}
-    answers = {t["answer_qid"] for c in chains for t in c["turns"]}
-    assert len(kims) == 2 and kims <= asked and kims <= answers
-    assert not any(kims <= {t["subject_qid"] for t in c["turns"]} for c in chains if c["family"] == "cross_entity_then")
+def by_hand(folder, people, rows):
+    "Chains of a world written by hand: who (kind and name by key), and claims (subject, property, value, start, end)."
+    numbers = iter(n for n in range(2000, 3000) if split(f"Q{n}") == "train")
+    qid = {k: f"Q{next(numbers)}" for k in people}
+    entities = {qid[k]: dict(qid=qid[k], label=name, usable=True, aliases=[], classes=[CLASSES[kind]], country="", gender=None) for k, (kind, name) in people.items()}
+    times = lambda t: [t + {10: "/11", 7: "-00/10", 4: "-00-00/9"}[len(t)]] if t else []
+    dirs = write_inputs(folder, [dict(subject=qid[a], property=p, value=qid[v], rank="normal", start=times(x), end=times(y), point=[]) for a, p, v, x, y in rows], entities)
+    build_truth(dirs, ANCHORS, "strict", folder / "truth")
+    make_chains(folder / "truth", dirs, folder / "c.parquet", 42)
+    return read_chains(folder / "c.parquet"), qid
+
+
+def test_two_people_of_one_name_stay_two(tmp_path):
+    people = dict(a=("person", "Dae Kim"), b=("person", "Dae Kim"), c=("person", "Ada Voss"), p=("party", "Greens"), x=("firm", "Acme"), y=("firm", "Globex"), z=("firm", "Initech"))
+    chains, q = by_hand(tmp_path, people, [(k, "P102", "p", "2001-01-01", "") for k in "abc"] + [(k, "P108", v, "2005-01-01", "") for k, v in zip("abc", "xyz")])
+    pairs = {frozenset(t["subject_qid"] for t in c["turns"]) for c in chains if c["family"] == "cross_entity_then"}
+    assert pairs == {frozenset((q["a"], q["c"])), frozenset((q["b"], q["c"]))}
+    said = {(t["subject_qid"], t["answer_qid"]) for c in chains for t in c["turns"] if t["property"] == "P108"}
+    assert said == {(q["a"], q["x"]), (q["b"], q["y"]), (q["c"], q["z"])}
+
+
+@pytest.mark.parametrize("between, year", [
+    ([("a", "2010-03-10"), ("b", "2010-03-10")], "2010"),
+    ([("a", "2010-03-10"), ("b", "2010-06-01")], "2010"),  # nobody for a while, within the year
+    ([("a", "2011-01-01"), ("b", "2011-01-01")], "2011"),
+    ([("a", "2010-03-10"), ("b", "2011-03-01")], None),  # nobody for a while, across the years
+    ([("a", "2010"), ("b", "2011")], None),
+    ([("a", "2010-12"), ("b", "2011-01")], None),
+    ([("a", "2010-12-31"), ("b", "2011-01-01")], None),  # whether the last day of a term counts, nobody knows
+    ([("a", "2010-03-10"), ("c", "2010-04"), ("b", "2010-06-01")], None),  # a third may have held it, certainly on no day
+])
+def test_the_year_of_a_change_is_asked_for_where_it_is_certain(tmp_path, between, year):
+    rows = [("f", "P169", "a", "2000-01-01", between[0][1]), ("f", "P169", "b", between[-1][1], "2021-06-01")]
+    rows += [("f", "P169", "c", day, "2010-04-20") for _, day in between[1:-1]]
+    chains, _ = by_hand(tmp_path, dict(f=("firm", "Acme"), a=("person", "Ada Voss"), b=("person", "Ben Ruiz"), c=("person", "Cora Lindh")), rows)
+    points = [c for c in chains if c["family"] == "change_point"]
+    assert points and {t["answer"] for c in points for t in c["turns"] if t["answer_kind"] == "year"} == ({year} if year else set())
 
 
 CODE = "import sys\nfrom histchrono.chronoscope.chains import make_chains\nif __name__ == '__main__': make_chains(sys.argv[1], sys.argv[2:6], sys.argv[6], 42, workers=int(sys.argv[7]))"

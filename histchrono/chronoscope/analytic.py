@@ -30,7 +30,7 @@ def answer_in(runs: list, year: int) -> int: # an answer, -1 where there is none
     "The answer of a year."
     return next((g for y0, y1, g in runs if y0 <= year <= y1), -1)
 
-# %% ../../nbs/chronoscope/analytic.ipynb #c493022fd
+# %% ../../nbs/chronoscope/analytic.ipynb #caa3f6b9e
 def yes_window(runs: list, d: Dice) -> tuple: # first and last year, answer; None where there is none
     "A window within one spell."
     long = [r for r in runs if r[1] - r[0] >= 2]
@@ -60,8 +60,10 @@ def span(x: Look, i: int, d: Dice) -> tuple: # first and last year, Special; Non
     held = _covers(x, i, a, b, g)
     return a, b, Special('yesno', 'yes' if held else 'no', g)
 
-def _covers(x: Look, i: int, a: int, b: int, g: int) -> bool: # whether one spell of the answer covers both years and all between
-    return any(s[2] == g and s[0] <= _JAN1(a) and _DEC31(b) <= s[1] for s in x.spells(i))
+def _covers(x: Look, i: int, a: int, b: int, g: int) -> bool: # whether the answer holds on every day of both years and all between
+    first, last, w = _JAN1(a), _DEC31(b), x.w
+    if w.policy == 'strict': return any(s[2] == g and s[0] <= first and last <= s[1] for s in x.spells(i))
+    return any(v == w.head[g] and lo <= first and last <= hi for v, lo, hi in w.in_window(i, first, last)) # beside others, perhaps
 
 # %% ../../nbs/chronoscope/analytic.ipynb #c5e0bcbed
 def interval_reasoning(x: Look):

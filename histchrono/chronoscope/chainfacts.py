@@ -6,19 +6,20 @@
 __all__ = ['ANCHORS', 'FIRST_YEAR', 'KINDS', 'GENDERS', 'RELATIONS', 'PARTNERS', 'day_in', 'mix', 'load_entities',
            'entity_columns', 'year_ranges', 'held_at', 'partners', 'prepare']
 
-# %% ../../nbs/chronoscope/chainfacts.ipynb #c08a776ce
+# %% ../../nbs/chronoscope/chainfacts.ipynb #ccfd1169b
 from functools import lru_cache
 from pathlib import Path
 import hashlib, json
 import numpy as np, pyarrow as pa
 from ..core.errors import InputError
-from ..core.io import check_schema, duck, read_parquet
+from ..core.io import duck, read_parquet
 from .chainfile import SPLITS, split_of
 from .dump import ENTITIES
 from .grammar import package_toml, subject_kind
 from .intervals import TIMELESS
 from .series import dense as _dense, first_days, make_spells, read_intervals, years_of
 from .templates import PROPERTIES, is_asked
+from .timevalue import day_of
 
 # %% ../../nbs/chronoscope/chainfacts.ipynb #cf9b2b6f8
 ANCHORS = ('01-01', '04-01', '07-01', '10-01') # quarterly, in each snapshot year
@@ -47,7 +48,7 @@ def mix(
             z = z ^ (z >> np.uint64(31))
     return z
 
-# %% ../../nbs/chronoscope/chainfacts.ipynb #c0f216869
+# %% ../../nbs/chronoscope/chainfacts.ipynb #c1976e759
 KINDS = tuple(package_toml('grammar.toml')['nouns']) + ('person',)
 GENDERS = ('they', 'he', 'she')
 _GENDER = {'Q6581097': 1, 'Q6581072': 2}
@@ -64,9 +65,8 @@ def load_entities(
     memory_limit: str = '4GB',
 ) -> pa.Table: # a row a number: label, usable, aliases, classes, country, gender
     "Read the entities that are needed."
-    import pyarrow.parquet as pq
     files = [_file(p, 'entities.parquet') for p in _several(paths)]
-    for f in files: read_parquet(f, ENTITIES, ['qid']) if not f.exists() else check_schema(pq.read_schema(f), f, ENTITIES)
+    for f in files: read_parquet(f, ENTITIES, [])
     con = duck(memory_limit)
     con.register('needed', pa.table({'number': pa.array(numbers, pa.int64())}))
     each = ' UNION ALL '.join(f"SELECT {i} AS file, CAST(substr(qid, 2) AS BIGINT) AS number, label, usable, aliases, classes, country, gender FROM read_parquet(?) WHERE qid LIKE 'Q%'" for i in range(len(files)))
@@ -118,22 +118,22 @@ def held_at(
     out[of[on]] = s.gold[on]
     return out
 
-# %% ../../nbs/chronoscope/chainfacts.ipynb #c635be1b9
+# %% ../../nbs/chronoscope/chainfacts.ipynb #c5b564c43
 RELATIONS = (102, 108, 118, 463) # party, employer, league, member of: a value of these in common makes two subjects related
 PARTNERS = 4 # candidates looked at for each relation
 
 def _keys(snap: int, cols: dict, s, at: np.ndarray, timeless: dict, classes: np.ndarray) -> np.ndarray: # rows of entity, relation, its value, class
-    here = s.snap == snap
+    here, qid = s.snap == snap, lambda rows: cols['number'][s.head[at[rows, 0]]] # timeless values and countries are numbers of QIDs too
     stable = here & (at[:, 0] >= 0) & (at == at[:, :1]).all(1)
     rows, home = [], cols['country'].copy()
     for p, prefer in ((27, False), (17, True)):
-        for subj, value in ((timeless.get((snap, p), (None, None))), (s.subject_at[stable & (s.prop == p)], at[stable & (s.prop == p), 0])):
+        for subj, value in ((timeless.get((snap, p), (None, None))), (s.subject_at[stable & (s.prop == p)], qid(stable & (s.prop == p)))):
             if subj is not None:
                 use = slice(None) if prefer else home[subj] < 0
                 home[subj[use]] = value[use]
     for p in RELATIONS:
         on = stable & (s.prop == p)
-        for subj, value in (timeless.get((snap, p), (np.array([], 'int64'),)*2), (s.subject_at[on], at[on, 0])):
+        for subj, value in (timeless.get((snap, p), (np.array([], 'int64'),)*2), (s.subject_at[on], qid(on))):
             rows.append(np.stack([subj, np.full(len(subj), p), value, np.full(len(subj), -1)], 1))
     who, cls = classes[:, 0], classes[:, 1]
     rows.append(np.stack([who, np.full(len(who), 17), home[who], cls], 1)[home[who] >= 0])
@@ -149,11 +149,11 @@ def _next(group: np.ndarray, place: np.ndarray, k: int) -> np.ndarray: # row →
     out[order] = np.where(size > k, order[np.minimum(to, len(g) - 1)], -1) if len(g) else out
     return out
 
-# %% ../../nbs/chronoscope/chainfacts.ipynb #ce1e68dd1
+# %% ../../nbs/chronoscope/chainfacts.ipynb #cee29ea77
 def partners(
     snap: int,
     cols: dict, # of `entity_columns`
-    s, # Spells, with `subject_at`
+    s, # Spells, with `subject_at` and `head`
     at: np.ndarray, # answers, a row a series and a column an anchor
     asked: np.ndarray, # which series are asked about
     timeless: dict, # (snapshot, property) → subjects, values
@@ -191,7 +191,7 @@ def _one_of_each(group: np.ndarray, h: np.ndarray) -> np.ndarray: # bool: one ro
     out[order] = np.arange(len(g)) - start == (h[order] % np.maximum(size, 1).astype('uint64')).astype('int64')
     return out
 
-# %% ../../nbs/chronoscope/chainfacts.ipynb #c404747b7
+# %% ../../nbs/chronoscope/chainfacts.ipynb #c4be5b340
 def _timeless(files: list, snaps, numbers) -> dict: # (snapshot, property) → places of subjects and values among the numbers
     con = duck()
     files = [str(f) for f in files if f.exists()]
@@ -217,24 +217,26 @@ def prepare(
 ) -> dict: # counts
     "Work out everything that chains are made from; `InputError` where the input cannot serve."
     if policy not in ('strict', 'paper'): raise InputError(f"policy {policy!r} is unknown: use strict or paper")
+    for a in anchors:
+        try: day_of(f'2024-{a}')
+        except InputError: raise InputError(f"anchor {a!r} is no day of a year: write MM-DD, such as 04-01") from None
     if list(anchors) != sorted(set(anchors)) or not anchors: raise InputError(f"anchors {list(anchors)} are not in order: give them as MM-DD, earliest first, each once")
     folder, stores = Path(folder), _several(truth)
     files = [_file(p, 'intervals.parquet') for p in stores]
-    for f in files: read_parquet(f, None, []) if not f.exists() else None
     s = make_spells(read_intervals(files, memory_limit), policy)
     numbers = np.unique(np.concatenate([s.subject, s.values]))
     ent = load_entities(entities, numbers, memory_limit)
     cols, classes = entity_columns(ent)
     return _lay_out(s, numbers, ent, cols, classes, _timeless([f.parent/'timeless.parquet' for f in files], np.unique(s.snap).tolist(), numbers), folder, policy, anchors, seed)
 
-# %% ../../nbs/chronoscope/chainfacts.ipynb #cd83be059
+# %% ../../nbs/chronoscope/chainfacts.ipynb #cd53d7bc7
 def _lay_out(s, numbers, ent, cols, classes, timeless, folder, policy, anchors, seed) -> dict:
     "Everything in places of the entity table, as files."
     n, place = len(numbers), np.searchsorted(numbers, s.values)
     s.subject_at = np.searchsorted(numbers, s.subject)
     several = [tuple(int(place[v]) for v in vs) for vs in s.several]
     s.gold = np.r_[place, n + np.arange(len(several))][s.gold] if len(s.gold) else s.gold
-    head = np.r_[np.arange(n), [vs[0] for vs in several]].astype('int64')
+    head = s.head = np.r_[np.arange(n), [vs[0] for vs in several]].astype('int64')
     ok = cols['usable'][head[s.gold]] if len(s.gold) else np.zeros(0, bool)
     snaps = np.unique(s.snap)
     limit = np.minimum(s.snap, snaps[-1] - 1)

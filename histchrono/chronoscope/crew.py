@@ -83,8 +83,8 @@ class Feed:
             if (self.done[n].source, self.done[n].crc) != (self.at, crc): raise Stale
         if self.number < len(self.done): raise Stale
 
-# %% ../../nbs/chronoscope/crew.ipynb #ccdad7d8c
-_SLOTS_EACH = 3
+# %% ../../nbs/chronoscope/crew.ipynb #c9288abda
+_SLOTS_EACH = 6
 
 class _NoPandas:
     "Keeps pandas out of a worker: Arrow would import it, in half a second, to ask whether a list is a frame."

@@ -6,12 +6,12 @@
 __all__ = ['years_of', 'first_days', 'dense', 'islands', 'sure_spells', 'paper_spells', 'read_intervals', 'sound_times',
            'paper_times', 'Spells', 'make_spells']
 
-# %% ../../nbs/chronoscope/series.ipynb #cba9ff991
+# %% ../../nbs/chronoscope/series.ipynb #c6bbf9d69
 from dataclasses import dataclass
 from pathlib import Path
 import numpy as np
 from ..core.errors import InputError
-from ..core.io import check_schema, duck
+from ..core.io import duck, read_parquet
 from .intervals import INTERVALS
 from .timevalue import MINUS, PLUS
 
@@ -108,7 +108,7 @@ def paper_spells(
     at = cut[starts]
     return (*_join(cuts[at, 0], cuts[at, 1], cuts[np.minimum(at + 1, len(cuts) - 1), 1] - 1, answer), list(several))
 
-# %% ../../nbs/chronoscope/series.ipynb #c8c630598
+# %% ../../nbs/chronoscope/series.ipynb #c6e9c5c61
 _NONE = -(1 << 40) # no day
 _SQL = f"""SELECT CAST(snapshot AS INTEGER) AS snap, CAST(substr(subject, 2) AS BIGINT) AS subject, CAST(substr(property, 2) AS INTEGER) AS property, CAST(substr(value, 2) AS BIGINT) AS value,
   rank = 'preferred' AS preferred, coalesce(start_known AND end_kind IN ('date', 'absent', 'novalue'), false) AS sound,
@@ -121,8 +121,7 @@ def read_intervals(
     threads: int = 2,
 ) -> dict: # columns of numbers
     "Read what is known of every claim; `InputError` where a snapshot is no year or there is nothing."
-    import pyarrow.parquet as pq
-    for f in files: check_schema(pq.read_schema(f), f, INTERVALS)
+    for f in files: read_parquet(f, INTERVALS, [])
     con = duck(memory_limit, threads)
     bad = con.execute("SELECT min(snapshot) FROM read_parquet(?) WHERE NOT regexp_full_match(snapshot, '[0-9]{4}')", [list(map(str, files))]).fetchall()[0][0]
     if bad is not None: raise InputError(f"snapshot {bad!r} is no year: extract with --snapshot YEAR")

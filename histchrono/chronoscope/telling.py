@@ -40,13 +40,14 @@ def vocabulary() -> frozenset: # of the templates
     own = (*MONTHS, *(w for forms in PRONOUN_FORMS.values() for w in forms), 'it', 'its', 'on', 'in')
     return frozenset(w for t in own for w in words(t)) | frozenset(w for t in texts(package_toml('templates.toml')) for w in words(re.sub(r'\{\w+\}', ' ', t))) | frozenset(w for t in texts(package_toml('grammar.toml')['nouns']) for w in words(t))
 
-# %% ../../nbs/chronoscope/telling.ipynb #c428f9b26
+# %% ../../nbs/chronoscope/telling.ipynb #c89d351ec
 class Facts:
     "What turns repeat: subject, property, answer, and what holds today."
     COLUMNS = ('answer', 'answer_qid', 'answer_kind', 'accepted', 'property', 'subject_qid', 'subject_label', 'subject_kind', 'present_answer', 'present_qid', 'drift_eligible', 'extra')
 
     def __init__(self, w: World):
         self.w, self.rows, self.keys, self.risky, self.bad = w, [], [], [], []
+        self.months = {words(MONTHS[int(a[:2]) - 1]) for a in w.meta['anchors']}
 
     def _add(self, row: tuple, risky: bool, bad: bool) -> int:
         n = len(self.rows)
@@ -67,7 +68,7 @@ class Facts:
         drift = there is not None and w.head[now] not in values and next(iter(there.names)) not in names
         known, label, accepted = vocabulary(), s.label_words, list(names.values())
         risky = any(all(x in known or x in label or x.isdigit() for x in ws) for ws in names)
-        bad = risky and leak(s.label, accepted, True) != ''
+        bad = risky and (leak(s.label, accepted, True) != '' or any(ws in self.months for ws in names)) # a question may name an anchor's day
         return self._add((main.label, main.qid, 'entity', accepted, f'P{prop}', s.qid, s.label, s.kind, there and there.label, there and there.qid, drift, ''), risky, bad)
 
     def special(self, i: int, x: Special) -> int: # place of the fact
@@ -75,10 +76,10 @@ class Facts:
         w = self.w
         subject, prop = w.subject[i], w.prop[i]
         s = w.entity(subject)
-        accepted = [x.answer] if x.kind != 'count' else number_names(x.answer)
+        accepted = [str(x.answer)] if x.kind != 'count' else number_names(x.answer)
         value = w.entity(w.head[x.value]) if x.kind == 'yesno' else None
         extra = json.dumps(dict(value_qid=value.qid, value_label=value.label, value_in_text=value.in_text), ensure_ascii=False, sort_keys=True) if value else ''
-        return self._add((str(accepted[0]), '', x.kind, [str(a) for a in accepted], f'P{prop}', s.qid, s.label, s.kind, None, None, False, extra), True, False)
+        return self._add((accepted[0], '', x.kind, accepted, f'P{prop}', s.qid, s.label, s.kind, None, None, False, extra), True, leak(s.label, accepted, True) != '')
 
     def arrays(self) -> dict: # column → Arrow array, a row a fact
         "The facts as columns."
