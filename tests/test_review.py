@@ -1,23 +1,27 @@
-"""The reading of chains: enough of them, no wrong answer, at most two with any fault, and they are the chains that the seed draws."""
+"""The readings of chains: enough of them, no wrong answer, few with any fault, and the last one read the chains that the seed draws."""
 import csv
 
 import pytest
 
 from histchrono.core.paths import root, run_dir
 
+SEED = 47  # of the last reading
+READINGS = {"chains_02": (50, 2), "chains_03": (110, 3)}  # how many were read, how many may have a fault
 
-def sheet():
-    with open(root() / "tests" / "review" / "chains_02.csv", encoding="utf-8", newline="") as f:
+
+def sheet(name):
+    with open(root() / "tests" / "review" / f"{name}.csv", encoding="utf-8", newline="") as f:
         return list(csv.DictReader(f))
 
 
-def test_fifty_read_none_wrong():
-    rows = sheet()
-    assert len({r["chain_id"] for r in rows}) == len(rows) == 50
+@pytest.mark.parametrize("name", READINGS)
+def test_none_wrong_and_few_faults(name):
+    (n, faults), rows = READINGS[name], sheet(name)
+    assert len({r["chain_id"] for r in rows}) == len(rows) == n
     marks = [[r[c] for c in ("subject", "time", "grammar", "answer_ok")] for r in rows]
     assert all(m in ("ok", "fault") for ms in marks for m in ms)
     assert not [r for r in rows if r["answer_ok"] != "ok"]
-    assert sum("fault" in ms for ms in marks) <= 2
+    assert sum("fault" in ms for ms in marks) <= faults
     assert all(r["note"] for r, ms in zip(rows, marks) if "fault" in ms)
 
 
@@ -25,7 +29,8 @@ def test_the_seed_draws_the_chains_that_were_read():
     path = run_dir("demo", "chains", "chains.parquet")
     if not path.exists():
         pytest.skip("the demo's chains are not made here: histchrono run table_02")
-    from histchrono.chronoscope.chainfile import sample_chains
+    from histchrono.chronoscope.chainfile import FAMILIES, sample_chains
 
-    drawn = {c["chain_id"] for c in sample_chains(path, 50, 31)}
-    assert drawn == {r["chain_id"] for r in sheet()}, "facts, wordings or the seed have changed since the reading: draw anew and have it read"
+    drawn = {c["chain_id"]: c["family"] for c in sample_chains(path, 110, SEED, {f: 10 for f in FAMILIES})}
+    assert sorted(drawn.values()) == sorted(list(FAMILIES) * 10)
+    assert set(drawn) == {r["chain_id"] for r in sheet("chains_03")}, "facts, wordings or the seed have changed since the reading: draw anew and have it read"
