@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['COLUMNS', 'PLANNERS', 'CHUNK', 'tell_subjects', 'tell_chunk', 'make_chains']
 
-# %% ../../nbs/chronoscope/chains.ipynb #c1d232ee9
+# %% ../../nbs/chronoscope/chains.ipynb #c4b4576c3
 from collections import Counter, deque
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,12 +17,12 @@ from .chainfacts import ANCHORS, prepare
 from .chainfile import CHAINS, FAMILIES, SINGLE
 from .chainworld import World
 from . import pairs
-from .families import Look, multi_turn_chain, temporal_narrative
+from .families import Look, temporal_narrative
 from .telling import Teller, table
 
-# %% ../../nbs/chronoscope/chains.ipynb #ccc178633
-COLUMNS = {'carryover': pairs.carryover, 'carryover_then': pairs.carryover, 'scope_switch': pairs.scope_switch, 'cross_entity_then': pairs.cross_entity_then, 'single_turn_explicit': pairs.single_turn, 'single_turn_implicit': pairs.single_turn}
-PLANNERS = {'multi_turn_chain': multi_turn_chain, 'temporal_narrative': temporal_narrative, 'interval_reasoning': interval_reasoning, 'interval_change': interval_change, 'distinct_count': distinct_count,
+# %% ../../nbs/chronoscope/chains.ipynb #cd75c0859
+COLUMNS = {'carryover': pairs.carryover, 'carryover_then': pairs.carryover, 'scope_switch': pairs.scope_switch, 'cross_entity_then': pairs.cross_entity_then, 'multi_turn_chain': pairs.multi_turn_chain, 'single_turn_explicit': pairs.single_turn, 'single_turn_implicit': pairs.single_turn}
+PLANNERS = {'temporal_narrative': temporal_narrative, 'interval_reasoning': interval_reasoning, 'interval_change': interval_change, 'distinct_count': distinct_count,
             'change_point': change_point, 'bridged_multi_pid': bridged_multi_pid}
 
 def tell_subjects(
