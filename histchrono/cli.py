@@ -56,7 +56,7 @@ def run(
     print(batch.report(r))
     if not r.ok: raise typer.Exit(1)
 
-# %% ../nbs/cli.ipynb #c3eed7e34
+# %% ../nbs/cli.ipynb #c2a35ac38
 @app.command('write-dumps')
 def write_dumps(
     out: Annotated[Path, typer.Option(help='Folder for <year>.json.gz.')],
@@ -73,15 +73,16 @@ def write_dumps(
 @app.command()
 def extract(
     dump: Annotated[list[Path], typer.Argument(help='Wikidata JSON dumps: .json, .gz, .bz2, .zst; - reads standard input.')],
-    out: Annotated[Path, typer.Option(help='Folder for statements.parquet, entities.parquet, report.json.')],
-    workers: Annotated[int, typer.Option(min=1)] = 1,
+    out: Annotated[Path, typer.Option(help='Folder for statements.parquet, entities.parquet, living.parquet, report.json.')],
+    workers: Annotated[int, typer.Option(min=0, help='0 = every core.')] = 0,
     properties: Annotated[Optional[str], typer.Option(help='Such as P6,P39; default: the paper\'s.')] = None,
     snapshot: Annotated[str, typer.Option(help='Such as 2025.')] = '',
+    memory_limit: Annotated[Optional[str], typer.Option(help='For putting rows in order; beyond it DuckDB works on disk.')] = None,
 ):
-    "Read dumps: statements with their times, entities with their labels."
+    "Read dumps: statements with their times, entities with their labels. A run that was ended goes on where it was."
     from histchrono.chronoscope.dump import extract
-    r = extract([str(d) for d in dump], out, properties=_words(properties) if properties else None, snapshot=snapshot, workers=workers)
-    print(f"{r['entities']} entities, {r['statements']} statements, skipped {r['skipped'] or 0}, errors {r['errors'] or 0}")
+    r = extract([str(d) for d in dump], out, properties=_words(properties) if properties else None, snapshot=snapshot, workers=workers or len(os.sched_getaffinity(0)), progress=True, memory_limit=memory_limit)
+    print(f"{r['entities']} entities, {r['statements']} statements, skipped {r['skipped'] or 0}, errors {r['errors'] or 0}, people who may be living {r['may_be_living']}")
 
 @app.command('synth-dump')
 def synth_dump(
