@@ -6,6 +6,7 @@ import resource
 import shutil
 import subprocess
 import sys
+import time
 from collections import Counter, defaultdict
 from pathlib import Path
 
@@ -268,7 +269,7 @@ def test_bad_input_is_one_line_and_what_was_finished_stays(world, tmp_path, monk
         if not out.exists():  # what an earlier run finished
             out.mkdir()
             shutil.copy(world.chains, out / "chains.parquet")
-            (out / "manifest.json").write_text("{}")
+            (out / "manifest.json").write_text('{"stage": "chains"}')
         try:
             got, _, err = histchrono(monkeypatch, capsys, *words)
         except Exception as e:
@@ -312,3 +313,50 @@ def test_full_disk(world, tmp_path, size, workers):
     assert [p.name for p in out.parent.iterdir()] == ["chains.parquet"] and out.read_bytes() == b"an earlier result"
     r = subprocess.run(words, capture_output=True, text=True, timeout=120)
     assert r.returncode == 0 and digest(out) == digest(world.chains), r.stderr[-800:]
+
+
+def stage(monkeypatch, capsys, truth, out, *more):
+    "Exit code and what is said of a chains command."
+    code, _, err = histchrono(monkeypatch, capsys, "chains", str(truth), "--out", str(out), *map(str, more))
+    return code, err
+
+
+def test_other_stages_results_are_not_overwritten(world, tmp_path, monkeypatch, capsys):
+    truth, names = tmp_path / "truth", [x for d in world.dirs for x in ("--entities", d)]
+    shutil.copytree(world.truth, truth)
+    before = {p.name: digest(p) for p in truth.iterdir()}
+    for out, said in ((truth / "intervals.parquet", "is an input"), (truth / "chains.parquet", "holds what truth wrote"), (world.dirs[0] / "chains.parquet", "holds what extract wrote")):
+        code, err = stage(monkeypatch, capsys, truth, out, *names)
+        assert code == 2 and said in err and len(err.splitlines()) == 1, err
+    code, err = stage(monkeypatch, capsys, truth, tmp_path / "c" / "sample.parquet", "--sample", 5, *names)
+    assert code == 2 and "where the sample goes" in err
+    code, err = stage(monkeypatch, capsys, truth, tmp_path / "c" / "chains.parquet", truth, *names)
+    assert code == 2 and "both hold snapshot" in err
+    assert before == {p.name: digest(p) for p in truth.iterdir()}
+    (truth / "manifest.json").unlink()
+    code, err = stage(monkeypatch, capsys, truth, tmp_path / "c" / "chains.parquet", *names)
+    assert code == 2 and "manifest.json is missing" in err
+
+
+def test_workers_end_with_the_command(world, tmp_path):
+    "A command that is killed leaves no process behind."
+    words = [sys.executable, "-m", "histchrono.cli", "chains", world.truth, "--out", tmp_path / "c" / "chains.parquet", "--workers", "2", *[x for d in world.dirs for x in ("--entities", d)]]
+    p = subprocess.Popen(list(map(str, words)), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    children, until = set(), time.monotonic() + 60
+    while p.poll() is None and len(children) < 3 and time.monotonic() < until:
+        try:
+            children |= set(Path(f"/proc/{p.pid}/task/{p.pid}/children").read_text().split())
+        except OSError:
+            break
+    p.kill()
+    p.wait()
+    assert children
+    until = time.monotonic() + 20
+    while (alive := [c for c in children if Path(f"/proc/{c}").exists() and "Z" not in Path(f"/proc/{c}/stat").read_text().split()[2]]) and time.monotonic() < until:
+        time.sleep(0.2)
+    assert not alive
+
+
+def test_anchor_that_a_snapshot_lacks(world, tmp_path):
+    with pytest.raises(InputError, match="anchor 02-29 is no day of 2022"):
+        make_chains(world.truth, world.dirs, tmp_path / "c.parquet", 42, anchors=("02-29",))

@@ -6,13 +6,13 @@
 __all__ = ['ANCHORS', 'FIRST_YEAR', 'KINDS', 'GENDERS', 'RELATIONS', 'PARTNERS', 'day_in', 'mix', 'load_entities',
            'entity_columns', 'year_ranges', 'held_at', 'partners', 'prepare']
 
-# %% ../../nbs/chronoscope/chainfacts.ipynb #ccfd1169b
+# %% ../../nbs/chronoscope/chainfacts.ipynb #ce2030b9c
 from functools import lru_cache
 from pathlib import Path
 import hashlib, json
 import numpy as np, pyarrow as pa
 from ..core.errors import InputError
-from ..core.io import duck, read_parquet
+from ..core.io import duck, parquet_sql, read_parquet
 from .chainfile import SPLITS, split_of
 from .dump import ENTITIES
 from .grammar import package_toml, subject_kind
@@ -48,7 +48,7 @@ def mix(
             z = z ^ (z >> np.uint64(31))
     return z
 
-# %% ../../nbs/chronoscope/chainfacts.ipynb #c1976e759
+# %% ../../nbs/chronoscope/chainfacts.ipynb #c860c7947
 KINDS = tuple(package_toml('grammar.toml')['nouns']) + ('person',)
 GENDERS = ('they', 'he', 'she')
 _GENDER = {'Q6581097': 1, 'Q6581072': 2}
@@ -69,10 +69,10 @@ def load_entities(
     for f in files: read_parquet(f, ENTITIES, [])
     con = duck(memory_limit)
     con.register('needed', pa.table({'number': pa.array(numbers, pa.int64())}))
-    each = ' UNION ALL '.join(f"SELECT {i} AS file, CAST(substr(qid, 2) AS BIGINT) AS number, label, usable, aliases, classes, country, gender FROM read_parquet(?) WHERE qid LIKE 'Q%'" for i in range(len(files)))
+    each = ' UNION ALL '.join(f"SELECT {i} AS file, CAST(substr(qid, 2) AS BIGINT) AS number, label, usable, aliases, classes, country, gender FROM {parquet_sql(f)} WHERE qid LIKE 'Q%'" for i, f in enumerate(files))
     sql = f"""WITH e AS (SELECT * FROM ({each}) SEMI JOIN needed USING (number) QUALIFY row_number() OVER (PARTITION BY number ORDER BY file DESC) = 1)
       SELECT number, coalesce(label, '') AS label, coalesce(usable AND label <> '', false) AS usable, aliases, classes, country, gender FROM needed LEFT JOIN e USING (number) ORDER BY number"""
-    out = con.sql(sql, params=[str(f) for f in files]).to_arrow_table()
+    out = con.sql(sql).to_arrow_table()
     if out.num_rows != len(numbers): raise InputError(f"{files[0]} names an entity twice: run extract again")
     return out
 
@@ -191,13 +191,14 @@ def _one_of_each(group: np.ndarray, h: np.ndarray) -> np.ndarray: # bool: one ro
     out[order] = np.arange(len(g)) - start == (h[order] % np.maximum(size, 1).astype('uint64')).astype('int64')
     return out
 
-# %% ../../nbs/chronoscope/chainfacts.ipynb #c4be5b340
+# %% ../../nbs/chronoscope/chainfacts.ipynb #cb65f5cd6
 def _timeless(files: list, snaps, numbers) -> dict: # (snapshot, property) → places of subjects and values among the numbers
     con = duck()
-    files = [str(f) for f in files if f.exists()]
+    files = [f for f in files if f.exists()]
+    for f in files: read_parquet(f, TIMELESS, [])
     if not files: return {}
-    t = con.sql("""SELECT CAST(snapshot AS INTEGER) AS snap, CAST(substr(property, 2) AS INTEGER) AS p, CAST(substr(subject, 2) AS BIGINT) AS s, CAST(substr(value, 2) AS BIGINT) AS v FROM read_parquet(?)
-      WHERE property IN ('P17', 'P27', 'P118') AND regexp_full_match(snapshot, '[0-9]{4}') ORDER BY ALL""", params=[files]).to_arrow_table()
+    t = con.sql(f"""SELECT CAST(snapshot AS INTEGER) AS snap, CAST(substr(property, 2) AS INTEGER) AS p, CAST(substr(subject, 2) AS BIGINT) AS s, CAST(substr(value, 2) AS BIGINT) AS v FROM {parquet_sql(files)}
+      WHERE property IN ('P17', 'P27', 'P118') AND regexp_full_match(snapshot, '[0-9]{{4}}') ORDER BY ALL""").to_arrow_table()
     t = {k: np.asarray(t[k]).astype('int64') for k in t.column_names}
     known = np.isin(t['s'], numbers)
     pick = lambda y, p: (t['snap'] == y) & (t['p'] == p) & known
@@ -224,6 +225,10 @@ def prepare(
     folder, stores = Path(folder), _several(truth)
     files = [_file(p, 'intervals.parquet') for p in stores]
     s = make_spells(read_intervals(files, memory_limit), policy)
+    for y in np.unique(s.snap).tolist():
+        for a in anchors:
+            try: day_of(f'{y:04}-{a}')
+            except InputError: raise InputError(f"anchor {a} is no day of {y}, a snapshot of {files[0]}: choose another day") from None
     numbers = np.unique(np.concatenate([s.subject, s.values]))
     ent = load_entities(entities, numbers, memory_limit)
     cols, classes = entity_columns(ent)

@@ -5,12 +5,14 @@
 # %% auto #0
 __all__ = ['COLUMNS', 'PLANNERS', 'CHUNK', 'tell_subjects', 'tell_chunk', 'make_chains']
 
-# %% ../../nbs/chronoscope/chains.ipynb #c4b4576c3
+# %% ../../nbs/chronoscope/chains.ipynb #cbcbfc8a7
 from collections import Counter, deque
 from contextlib import contextmanager
 from pathlib import Path
+import os
 import numpy as np, pyarrow as pa
 from ..core.errors import HistError, InputError
+from ..core.execute import watch
 from ..core.io import workplace, write_parquet
 from .analytic import bridged_multi_pid, change_point, distinct_count, interval_change, interval_reasoning
 from .chainfacts import ANCHORS, prepare
@@ -43,7 +45,7 @@ def tell_subjects(
                 for n, f, planner in longer:
                     for plan in planner(look, teller.dropped) if planner is bridged_multi_pid else planner(look): teller.tell(n, f, snap, plan.mask, plan.turns, plan.key)
 
-# %% ../../nbs/chronoscope/chains.ipynb #cba2013b2
+# %% ../../nbs/chronoscope/chains.ipynb #cdafea8bb
 CHUNK = 1500 # subjects told together
 
 def tell_chunk(
@@ -85,7 +87,7 @@ def _pool(workers: int):
     from concurrent.futures import ProcessPoolExecutor
     from concurrent.futures.process import BrokenProcessPool
     from multiprocessing import get_context
-    pool = ProcessPoolExecutor(workers, get_context('spawn'))
+    pool = ProcessPoolExecutor(workers, get_context('spawn'), watch, (os.getpid(), 1.0)) # workers end with this process, whatever ends it
     try:
         for _ in range(workers): pool.submit(int)
         yield pool
@@ -149,11 +151,10 @@ def _below(t: pa.Table, kept: dict, seed: int) -> pa.Table:
         if top is not None: stay &= (name != f) | (key <= top)
     return t.filter(pa.array(stay))
 
-# %% ../../nbs/chronoscope/chains.ipynb #ce4779a1f
+# %% ../../nbs/chronoscope/chains.ipynb #c2fbffcf4
 _WORTH = 40_000 # claims below which one process is done before another has started
 
 def _workers(wanted, truth) -> int:
-    import os
     import pyarrow.parquet as pq
     if wanted: return wanted
     files = [f for d in (truth if isinstance(truth, (list, tuple)) else [truth]) for f in [Path(d)/'intervals.parquet' if Path(d).is_dir() else Path(d)] if f.is_file()]

@@ -5,12 +5,12 @@
 # %% auto #0
 __all__ = ['quotas', 'entity_folders', 'chains_stage']
 
-# %% ../../nbs/chronoscope/chainstage.ipynb #c1fdcb6b4
+# %% ../../nbs/chronoscope/chainstage.ipynb #c7832407c
 from pathlib import Path
 from .chainfile import SINGLE, sample_chains, write_chains
 from .chains import make_chains
 from ..core.errors import InputError
-from ..core.provenance import read_manifest, write_manifest
+from ..core.provenance import claim_folder, read_manifest, write_manifest
 from ..core.settings import FAMILIES, check_choice, load
 
 # %% ../../nbs/chronoscope/chainstage.ipynb #ce4076ae5
@@ -22,7 +22,7 @@ def quotas(
     families = list(families)
     return {f: n // len(families) + (i < n % len(families)) for i, f in enumerate(families)}
 
-# %% ../../nbs/chronoscope/chainstage.ipynb #c25906a79
+# %% ../../nbs/chronoscope/chainstage.ipynb #ca0928caf
 def entity_folders(
     truth: list, # folders written by truth
     years: list, # snapshot years
@@ -37,14 +37,24 @@ def entity_folders(
             out += [here/y for y in years]
     return out
 
-def _years(truth: list) -> list: # snapshot years that the folders hold, as text
-    found = set()
+def _snapshots(truth: list) -> tuple: # snapshot years that the folders hold, as text; what a reader should be told
+    found, told = {}, []
     for d in truth:
         if not (d/'intervals.parquet').exists(): raise InputError(f"{d}/intervals.parquet is missing: run truth into {d} first")
-        if (d/'manifest.json').exists(): found |= set(read_manifest(d).get('snapshots') or ())
-    return sorted(found)
+        m = read_manifest(d)
+        if m['stage'] != 'truth': raise InputError(f"{d} holds what {m['stage']} wrote: name a folder that truth wrote")
+        for y, s in (m.get('snapshots') or {}).items():
+            if y in found: raise InputError(f"{d} and {found[y]} both hold snapshot {y}: name one of them")
+            found[y] = d
+            if not s.get('complete', True): told.append(f'warning: snapshot {y} was extracted from an input that was not read to its end')
+    return sorted(found), told
 
-# %% ../../nbs/chronoscope/chainstage.ipynb #cacbea58a
+def _inputs(truth: list, entities: list) -> dict: # name → file; names that stand twice are numbered
+    files = [d/n for d in truth for n in ('intervals.parquet', 'timeless.parquet') if (d/n).exists()] + [e/'entities.parquet' if e.is_dir() else e for e in entities]
+    names = [f'{f.parent.name}/{f.name}' for f in files]
+    return {n if names.count(n) == 1 else f'{n} ({names[:i + 1].count(n)})': f for i, (n, f) in enumerate(zip(names, files))}
+
+# %% ../../nbs/chronoscope/chainstage.ipynb #c03c1f7f8
 def chains_stage(
     truth, # a folder written by truth, or several
     out, # the chains file
@@ -63,9 +73,12 @@ def chains_stage(
     for f in families or (): check_choice('family', f, FAMILIES, 'this call')
     if families and single_turn: raise InputError("--families and --single-turn exclude each other: direct questions have no family")
     seed, families, limit = s.seed if seed is None else seed, SINGLE if single_turn else tuple(families or s.families), max_per_family or s.chains_per_family or None
-    years = _years(truth)
+    years, told = _snapshots(truth)
     entities = [Path(e) for e in entities] if entities else entity_folders(truth, years or [str(y) for y in s.snapshots])
-    days = tuple(sorted({a[5:] for a in s.anchors}))
+    days, inputs = tuple(sorted({a[5:] for a in s.anchors})), _inputs(truth, entities)
+    if out.resolve() in {f.resolve() for f in inputs.values()}: raise InputError(f"{out} is an input of this stage: name another file")
+    if sample and out.name == 'sample.parquet': raise InputError(f"{out} is where the sample goes: name the chains another file, such as chains.parquet")
+    claim_folder(out.parent, 'chains')
     done = make_chains(truth, entities, out, seed, families, limit, workers or None, s.policy, days, s.memory_limit)
     (out.parent/'manifest.json').unlink(missing_ok=True)
     rows, extra = {'chains': done['chains']}, {'families': done['families'], 'dropped': done['dropped']}
@@ -74,8 +87,6 @@ def chains_stage(
         rows['sample'] = write_chains(drawn, out.parent/'sample.parquet')
         rows['sample turns'] = sum(c['length'] for c in drawn)
         rows['sample turns drift-eligible'] = sum(t['drift_eligible'] for c in drawn for t in c['turns'])
-    name = lambda d, f: f'{d.name}/{f}'
-    inputs = {name(d, 'intervals.parquet'): d/'intervals.parquet' for d in truth} | {name(d, 'timeless.parquet'): d/'timeless.parquet' for d in truth if (d/'timeless.parquet').exists()} | {name(e, 'entities.parquet'): e/'entities.parquet' if e.is_dir() else e for e in entities}
     write_manifest(out.parent, 'chains', inputs, dict(seed=seed, families=list(families), policy=s.policy, sample=sample, max_per_family=limit or 0, anchors=list(days)), rows, ('duckdb', 'numpy', 'pyarrow'), extra)
     lost = sum(n for k, n in done['dropped'].items() if not k.endswith('over the limit'))
-    return [f"{k}: {v}" for k, v in rows.items()] + [f"{f}: {c['kept']} ({c['before_merging']} before equal conversations were merged)" for f, c in done['families'].items()] + [f'given up: {lost} (reasons in manifest.json)']
+    return [f"{k}: {v}" for k, v in rows.items()] + [f"{f}: {c['kept']} ({c['before_merging']} before equal conversations were merged)" for f, c in done['families'].items()] + [f'given up: {lost} (reasons in manifest.json)', f"answers under {s.policy}, anchors {' '.join(days)} of each snapshot year", *told]

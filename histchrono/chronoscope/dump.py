@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['IncompleteInput', 'extract']
 
-# %% ../../nbs/chronoscope/dump.ipynb #c24a58b1f
+# %% ../../nbs/chronoscope/dump.ipynb #c2bde36e6
 from collections import Counter
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,12 +15,12 @@ from .dumpfile import Frame, Reader, check_input, is_regular
 from .entity import wanted
 from .rows import ENTITIES, STATEMENTS, read_block
 from .sorting import put_in_order, stream
-from .spill import spill_folder, spill_key
+from .spill import RESULTS, spill_folder, spill_key
 from ..core.errors import InputError
-from ..core.io import write_json
+from ..core.io import check_memory, check_workers, swap, write_json
 from ..core.provenance import read_manifest, write_manifest
 
-# %% ../../nbs/chronoscope/dump.ipynb #cf9b0a1f6
+# %% ../../nbs/chronoscope/dump.ipynb #c318ddfc2
 _MEND = {'is empty': 'download it again', 'holds no': 'give a dump in JSON, not an answer of the web interface or another export', 'ends in': 'download it again', 'has no': 'download it again'}
 
 class IncompleteInput(InputError):
@@ -48,9 +48,11 @@ def _report(inputs, counts, written, examples) -> dict:
     return dict(entities=written['entities'], statements=written['statements'], may_be_living=written['may_be_living'], complete=all(i['complete'] for i in inputs), skipped=dict(sorted(skipped.items())),
                 errors=errors, inputs=inputs, examples=examples, **extra)
 
-def _complaint(report, out) -> str:
+def _complaint(report, out, names) -> str:
     bad = [f"{i['name']} {i['problem']}" if i['problem'].split(' ', 1)[0] in ('is', 'holds', 'ends', 'has', 'cannot') else f"{i['name']}: {i['problem']}" for i in report['inputs'] if not i['complete']]
     mend = next((m for i in report['inputs'] for k, m in _MEND.items() if i['problem'].startswith(k)), 'download it again')
+    silent = next(((str(n) for n, i in zip(names, report['inputs']) if i['problem'] == 'is empty' and not is_regular(n))), None)
+    if silent: mend = 'nothing came on standard input' if silent == '-' else 'nothing came through the pipe'
     return f"{'; '.join(bad)}: {mend} (the {report['entities']:,} entities that could be read are in {out})"
 
 # %% ../../nbs/chronoscope/dump.ipynb #c669ab4d8
@@ -104,7 +106,7 @@ def _read_all(names, properties, workers, block_size, spill, fd, bar):
     spill.end()
     return readers, total
 
-# %% ../../nbs/chronoscope/dump.ipynb #cf49e635a
+# %% ../../nbs/chronoscope/dump.ipynb #c76992b16
 def extract(
     inputs, # dump files, in any of the formats of `dumpfile`; '-' is standard input
     out, # a folder, made where it does not exist
@@ -118,7 +120,8 @@ def extract(
 ) -> dict: # the report
     "Write statements, entities, who may be living, report and manifest; `IncompleteInput` after writing them where an input was cut, empty or no dump."
     names, properties, out = _names(inputs), wanted(properties), Path(out)
-    if workers < 1: raise InputError(f"{workers} workers: give at least 1")
+    check_workers(workers)
+    if memory_limit is not None: check_memory(memory_limit)
     if block_size < 1 or group < 1: raise InputError(f"blocks of {block_size} bytes in groups of {group}: give at least 1")
     shown = [Path(n).name if str(n) != '-' else '-' for n in names]
     key = spill_key(names, dict(properties=properties, block_size=block_size, group=group))
@@ -131,13 +134,14 @@ def _extract(names, shown, out, properties, snapshot, workers, progress, memory_
     "One attempt."
     with spill_folder(out, key, group) as (spill, fd):
         with _progress(progress, names) as bar: readers, total = _read_all(names, properties, workers, block_size, spill, fd, bar)
-        (out/'manifest.json').unlink(missing_ok=True)
-        written = put_in_order(spill, out, snapshot, memory_limit, workers)
+        place = spill.place()
+        written = put_in_order(spill, place, snapshot, memory_limit, workers)
         report = _report([_input_report(*x) for x in zip(readers, total.frames, shown)], total.counts, written,
                          [f'{shown[s]} line {line}: {reason}' for s, line, reason in total.examples])
-        write_json(out/'report.json', report)
-        _write_manifest(out, properties, snapshot, report, {n if shown.count(n) == 1 else f'{n} ({i + 1})': r.sha256 for i, (n, r) in enumerate(zip(shown, readers))})
-    if not report['complete']: raise IncompleteInput(_complaint(report, out), report)
+        write_json(place/'report.json', report)
+        _write_manifest(place, properties, snapshot, report, {n if shown.count(n) == 1 else f'{n} ({i + 1})': r.sha256 for i, (n, r) in enumerate(zip(shown, readers))})
+        swap(place, out, RESULTS)
+    if not report['complete']: raise IncompleteInput(_complaint(report, out, names), report)
     return report
 
 def _write_manifest(out, properties, snapshot, report, hashes):

@@ -17,11 +17,11 @@ from ..core.errors import InputError
 from .labels import LANGUAGES, SURROGATE, clean_text
 from .timevalue import INVALID, cached_form, form_key
 
-# %% ../../nbs/chronoscope/entity.ipynb #c1196f1ab
+# %% ../../nbs/chronoscope/entity.ipynb #c354c0d62
 DEFAULT_PROPERTIES = tuple('P6 P35 P39 P54 P69 P102 P108 P127 P131 P17 P169 P286 P463 P488 P26 P106 P166'.split())
 ALWAYS = tuple('P31 P17 P27 P21 P118 P641 P36 P159'.split())
 LIFE = ('P569', 'P570')  # birth and death: read to tell who may be living, never stored
-_PROPERTY = re.compile(r'P[1-9]\d*', re.ASCII)
+_PROPERTY = re.compile(r'P[1-9]\d{0,8}', re.ASCII)  # Wikidata is at five digits; all of these fit into 32 bits
 
 def wanted(
     properties=None, # property numbers in a list, or in one text with commas; None is the default list
@@ -30,7 +30,7 @@ def wanted(
     if properties is None: properties = DEFAULT_PROPERTIES
     names = [p.strip() for p in (properties.split(',') if isinstance(properties, str) else properties)]
     for p in names:
-        if not _PROPERTY.fullmatch(p): raise InputError(f"{p!r} is no property: write P and a number, such as P39, separated by commas")
+        if not _PROPERTY.fullmatch(p): raise InputError(f"{p!r} is no property: write P and a number of at most nine digits, such as P39, separated by commas")
     return tuple(sorted({*names, *ALWAYS}, key=lambda p: int(p[1:])))
 
 # %% ../../nbs/chronoscope/entity.ipynb #c0b93c99c

@@ -4,17 +4,18 @@
 
 # %% auto #0
 __all__ = ['INTERVALS', 'TIMELESS', 'SPELL', 'NULL', 'STALE_YEARS', 'STALE_DAYS', 'PERSONAL', 'start_bounds', 'end_bounds',
-           'spells', 'load_statements', 'count_claims', 'stale_sql', 'stale_after', 'make_intervals']
+           'spells', 'naming_damage', 'load_statements', 'count_claims', 'stale_sql', 'stale_after', 'make_intervals']
 
-# %% ../../nbs/chronoscope/intervals.ipynb #c3171c931
+# %% ../../nbs/chronoscope/intervals.ipynb #c411191e4
+from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 import numpy as np, pyarrow as pa, pyarrow.compute as pc, pyarrow.parquet as pq
-from ..core.errors import InputError, SchemaError
-from ..core.io import Schema, check_schema
+from ..core.errors import InputError, SchemaError, disk_error
+from ..core.io import Schema, check_schema, parquet_sql
 from ..core.provenance import read_manifest
 from .dump import STATEMENTS
-from .pieces import codes, group_key, ids, meets, series_starts, whole_series
+from .pieces import codes, from_reader, group_key, ids, meets, series_starts, too_little_memory, whole_series
 from .timevalue import INVALID, MINUS, PLUS, SPECIAL, day_number, day_of, form_bounds, form_key, parse_form, year_of
 
 # %% ../../nbs/chronoscope/intervals.ipynb #cafdb9926
@@ -104,7 +105,27 @@ def _statements_file(folder: Path) -> Path:
         if have != want.type: raise SchemaError(f"{f} column {want.name} is {'missing' if have is None else f'of type {have}'}, expected {want.type}: run extract into {folder} again")
     return f
 
-# %% ../../nbs/chronoscope/intervals.ipynb #c06a6f646
+# %% ../../nbs/chronoscope/intervals.ipynb #c2b546cb4
+def _damage(file) -> str: # '' where all of it can be read
+    "What is wrong with a Parquet file."
+    try:
+        for b in pq.ParquetFile(file).iter_batches(1 << 16): b.validate(full=True)
+    except (pa.ArrowException, OSError) as e: return str(e).splitlines()[0][:80]
+    return ''
+
+@contextmanager
+def naming_damage(
+    dirs, # extracts that are read meanwhile
+):
+    "Where a reader stumbles over damaged bytes, look which file has them and name it."
+    try: yield
+    except Exception as e:
+        if not from_reader(e) or too_little_memory(e) or disk_error(e, '') is not e: raise
+        for d in map(Path, dirs):
+            if why := _damage(d/'statements.parquet'): raise InputError(f"{d/'statements.parquet'} is damaged ({why}): run extract into {d} again") from None
+        raise
+
+# %% ../../nbs/chronoscope/intervals.ipynb #c1858a9fa
 def _quoted(text) -> str: return "'" + str(text).replace("'", "''") + "'"
 
 _SOUND = """(regexp_full_match(subject, 'Q[1-9][0-9]{0,17}') AND regexp_full_match(property, 'P[1-9][0-9]{0,8}') AND regexp_full_match(value, 'Q[1-9][0-9]{0,17}')
@@ -122,12 +143,13 @@ def load_statements(
         f = _statements_file(d)
         name, complete = _extract_manifest(d)
         if name in found: raise InputError(f"{d} and another folder are both snapshot {name!r}: give each extract its own --snapshot")
-        odd = con.execute(f'SELECT snapshot, subject, property, value, rank FROM read_parquet({_quoted(f)}) WHERE coalesce(NOT {_SOUND % _quoted(name)}, true) ORDER BY ALL LIMIT 1').fetchall()
+        with naming_damage([d]): odd = con.execute(f'SELECT snapshot, subject, property, value, rank FROM {parquet_sql(f)} WHERE coalesce(NOT {_SOUND % _quoted(name)}, true) ORDER BY ALL LIMIT 1').fetchall()
         if odd: raise InputError(f"{f} has a row (snapshot, subject, property, value, rank) {odd[0]} that no extract of snapshot {name!r} writes: run extract into {d} again")
         found[name] = dict(folder=d.name, complete=complete)
         files.append(f)
     number = lambda c: f'CAST(substr({c}, 2) AS BIGINT)'
-    con.execute(f"CREATE VIEW claims AS SELECT *, {number('value')} AS number, {number('subject')} AS subject_number, {number('property')} AS property_number, rank = 'preferred' AS preferred FROM read_parquet([{', '.join(map(_quoted, files))}])")
+    con.register('extracts', pa.table({'snapshot': pa.array(found, pa.string()), 'file': pa.array(map(str, files), pa.string())}))
+    con.execute(f"CREATE VIEW claims AS SELECT *, {number('value')} AS number, {number('subject')} AS subject_number, {number('property')} AS property_number, rank = 'preferred' AS preferred FROM {parquet_sql(files)}")
     return found
 
 # %% ../../nbs/chronoscope/intervals.ipynb #c4264f65f
@@ -183,7 +205,7 @@ def _simple(parts, forms) -> dict: # bounds of every claim as if it had no secon
                 start_known=known.astype(np.int64), end_kind=kind[e], point_first=unless(~point, first[p]), point_last=unless(~point, last[p]),
                 p_start=unless(alone, np.where(known, first[s], MINUS)), p_end=unless(alone, np.where(dated, last[e], PLUS)), p_point_year=year[p])
 
-# %% ../../nbs/chronoscope/intervals.ipynb #cb074790a
+# %% ../../nbs/chronoscope/intervals.ipynb #c3b4e42d7
 def _several(parts, forms, which) -> tuple: # claim and spell of each row; its bounds; a text for each claim
     "Bounds of the claims numbered `which`, by `spells`."
     rows, texts = [], []
@@ -199,11 +221,15 @@ def _is_odd(form) -> bool: # whether it is no form at all
     except (ValueError, IndexError, TypeError): return True
     return False
 
-def _odd_time(table: pa.Table, forms: list) -> InputError:
+class _OddTime(InputError): "A time that is none; `snapshot` says in which."
+
+def _odd_time(table: pa.Table, forms: list) -> _OddTime:
     "Which statement has a time that is none."
     odd = {f for f in [None, *forms] if _is_odd(f)}
     r, f = next((r, f) for r in table.to_pylist() for f in r['start'] + r['end'] + r['point'] if f in odd)
-    return InputError(f"the statement {r['subject']} {r['property']} {r['value']} of snapshot {r['snapshot']!r} has the time {f!r}, which extract does not write: run extract again")
+    e = _OddTime(f"the statement {r['subject']} {r['property']} {r['value']} of snapshot {r['snapshot']!r} has the time {f!r}, which extract does not write: run extract again")
+    e.snapshot = r['snapshot']
+    return e
 
 def _bounds(table: pa.Table) -> tuple: # claim and spell of each row, its bounds, the order of texts of claims with several times
     "Bounds of a piece, in the order of claims and spells."
@@ -312,7 +338,7 @@ def _take_codes(column, rows) -> tuple:
     k, names = codes(column)
     return k[rows], names
 
-# %% ../../nbs/chronoscope/intervals.ipynb #c6e69e944
+# %% ../../nbs/chronoscope/intervals.ipynb #c5b8aaac4
 def make_intervals(
     con, # after `load_statements`
     last_day: int, # day number of the last anchor, for `stale_open`
@@ -320,4 +346,7 @@ def make_intervals(
 ):
     "Tables of `INTERVALS`, in order of snapshot, subject, property, claim and spell."
     sql = f"SELECT snapshot, subject, property, value, rank, start, \"end\", point, number FROM claims WHERE {_KEEP} AND {_TEMPORAL} ORDER BY snapshot, subject_number, property_number"
-    for t in whole_series((pa.Table.from_batches([b]) for b in con.sql(sql).to_arrow_reader(min(rows, 1 << 16))), rows): yield _piece(t, last_day)
+    for t in whole_series((pa.Table.from_batches([b]) for b in con.sql(sql).to_arrow_reader(min(rows, 1 << 16))), rows):
+        try: piece = _piece(t, last_day)
+        except _OddTime as e: raise InputError(f"{con.cursor().execute('SELECT file FROM extracts WHERE snapshot = ?', [e.snapshot]).fetchall()[0][0]}: {e}") from None
+        yield piece

@@ -64,40 +64,59 @@ def _by_line(
             if (v := value(line, True)) is not None: yield n, v
     if (v := value(rest, False)) is not None: yield n + 1, v
 
-# %% ../../nbs/chronoscope/jsonfile.ipynb #c435cfb8d
+# %% ../../nbs/chronoscope/jsonfile.ipynb #ceb010236
 _BETWEEN, _NEXT, _ESCAPED = re.compile(r'[\s,\[\]\ufeff]*'), re.compile(r'\n[\s,\[\]]*(?=\{)'), re.compile('[\udc80-\udcff]')
-_LONGEST = 1 << 26 # characters of one object
+_KEY = re.compile(r'\{\s*"((?:[^"\\]|\\.)*)"\s*:')
+_LONGEST, _AHEAD = 1 << 26, 1 << 10 # characters of one object, and to see the first name of the next one
 
+def _first(text: str, at: int) -> str: # the first name of the object that begins there, None where there is none
+    return m[1] if (m := _KEY.match(text, at)) else None
+
+class _Text:
+    "Characters that come in pieces, a place in them with its line and column."
+    def __init__(self, pieces): self.pieces, self.utf8, self.text, self.at, self.line, self.column, self.ended = iter(pieces), codecs.getincrementaldecoder('utf-8')('surrogateescape'), '', 0, 1, 0, False
+    def more(self):
+        piece = next(self.pieces, None)
+        self.text, self.at, self.ended = self.text[self.at:] + self.utf8.decode(piece or b'', piece is None), 0, piece is None
+    def go(self, to: int):
+        n = self.text.count('\n', self.at, to)
+        self.line, self.column = self.line + n, to - self.text.rindex('\n', self.at, to) - 1 if n else self.column + to - self.at
+        self.at = to
+    def resume(self, cut: bool): # to the next object that is none of the broken one's own
+        first, most = _first(self.text, self.at) if cut else None, self.column
+        while True:
+            for m in _NEXT.finditer(self.text, self.at):
+                if not self.ended and len(self.text) - m.end() < _AHEAD: break
+                if m.end() - self.text.rindex('\n', 0, m.end()) - 1 <= most and (first is None or _first(self.text, m.end()) == first): return self.go(m.end())
+            if self.ended: return self.go(len(self.text))
+            end = max(self.at, len(self.text) - _AHEAD)
+            self.go(max(self.at, self.text.rfind('\n', self.at, end)) if '\n' in self.text[self.at:end] else end)
+            self.more()
+
+# %% ../../nbs/chronoscope/jsonfile.ipynb #c3d1b827c
 def _by_value(
     pieces, # bytes
 ): # (line number, value or `Fault`)
     "The values of one array, or of objects that follow one another, over as many lines as they like."
-    decode, utf8, pieces = _Json(), codecs.getincrementaldecoder('utf-8')('surrogateescape'), iter(pieces)
-    text, at, line, end_seen = '', 0, 1, False
-    def more():
-        nonlocal text, at, end_seen
-        piece = next(pieces, None)
-        text, at, end_seen = text[at:] + utf8.decode(piece or b'', piece is None), 0, piece is None
+    decode, t = _Json(), _Text(pieces)
     while True:
-        skip = _BETWEEN.match(text, at).end()
-        line, at = line + text.count('\n', at, skip), skip
-        if at == len(text):
-            if end_seen: return
-            more()
+        t.go(_BETWEEN.match(t.text, t.at).end())
+        if t.at == len(t.text):
+            if t.ended: return
+            t.more()
             continue
         try:
-            v, stop = decode(text, at)
-            if not end_seen and stop == len(text): more(); continue
-            yield line, (Fault('not UTF-8') if _ESCAPED.search(text, at, stop) else v if isinstance(v, (dict, Fault)) else Fault('no object'))
+            v, stop = decode(t.text, t.at)
+            if not t.ended and stop == len(t.text): t.more(); continue
+            yield t.line, (Fault('not UTF-8') if _ESCAPED.search(t.text, t.at, stop) else v if isinstance(v, (dict, Fault)) else Fault('no object'))
+            t.go(stop)
         except (ValueError, Fault) as e:
-            cut = _is_cut(e, text)
-            if cut and not end_seen and len(text) - at < _LONGEST: more(); continue
-            yield line, Fault('cut off') if cut else e if isinstance(e, Fault) else Fault('no JSON')
-            while not (found := _NEXT.search(text, at)) and not end_seen: more()
-            stop = found.end() if found else len(text)
-        line, at = line + text.count('\n', at, stop), stop
+            cut = _is_cut(e, t.text)
+            if cut and not t.ended and len(t.text) - t.at < _LONGEST: t.more(); continue
+            yield t.line, Fault('cut off') if cut else e if isinstance(e, Fault) else Fault('no JSON')
+            t.resume(cut)
 
-# %% ../../nbs/chronoscope/jsonfile.ipynb #cff2e6672
+# %% ../../nbs/chronoscope/jsonfile.ipynb #c48b69733
 def read_objects(
     source, # an iterable of bytes, already decompressed
     name='', # of the file, for messages
@@ -108,8 +127,12 @@ def read_objects(
     if head[:2] in (b'\xff\xfe', b'\xfe\xff'): raise InputError(f"{name} is written in UTF-16: save it as UTF-8")
     start = head.removeprefix(b'\xef\xbb\xbf').lstrip()
     def joined():
+        last = head.rstrip()[-1:]
         yield head
-        yield from pieces
+        for p in pieces:
+            last = p.rstrip()[-1:] or last
+            yield p
+        if start[:1] == b'[' and last != b']' and not getattr(source, 'problem', True): source.problem = 'its array has no end'
     return (_by_value if start[:1] == b'[' or start.split(b'\n', 1)[0].strip() == b'{' else _by_line)(joined())
 
 # %% ../../nbs/chronoscope/jsonfile.ipynb #c25887679

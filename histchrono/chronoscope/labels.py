@@ -8,8 +8,10 @@ __all__ = ['SURROGATE', 'LANGUAGES', 'clean_text', 'is_name', 'term', 'choose_la
 # %% ../../nbs/chronoscope/labels.ipynb #c0c59d9e4
 import re, unicodedata
 
-# %% ../../nbs/chronoscope/labels.ipynb #cf8d580b4
+# %% ../../nbs/chronoscope/labels.ipynb #c55cc2057
 SURROGATE = re.compile('[\ud800-\udfff]')
+_JOINERS = '\u200c\u200d'
+_IDLE = re.compile(rf'(?<!\S)[{_JOINERS}]+|[{_JOINERS}]+(?!\S)|(?<=(.))(?<=[{_JOINERS}])\1+', re.S)
 
 def clean_text(
     text, # a label as it stands in the dump
@@ -17,10 +19,10 @@ def clean_text(
     "Remove control, bidirectional and zero-width characters; keep every visible one."
     if not isinstance(text, str): return ''
     if text.isprintable(): return ' '.join(text.split()) if '  ' in text or text[:1] == ' ' or text[-1:] == ' ' else text  # no other white space, nothing invisible
-    text = ''.join(c if not unicodedata.category(c) in ('Cc', 'Cf') else ' ' if c.isspace() else '' for c in SURROGATE.sub('\ufffd', text))
-    return ' '.join(text.split())
+    text = ''.join(c if c in _JOINERS or not unicodedata.category(c) in ('Cc', 'Cf') else ' ' if c.isspace() else '' for c in SURROGATE.sub('\ufffd', text))
+    return ' '.join(_IDLE.sub('', text).split())
 
-# %% ../../nbs/chronoscope/labels.ipynb #cc2733f80
+# %% ../../nbs/chronoscope/labels.ipynb #ccd236b2d
 _IDENTIFIER = re.compile(r'[QPLEM][0-9]+(-[FS][0-9]+)?', re.I)
 _NAMESPACE = re.compile(r'(category|template|wikipedia|wikidata|wikimedia|wikiproject|wiktionary|wikisource|wikinews|wikivoyage|wikiquote|wikibooks|wikiversity|portal|module|mediawiki|'
                         r'file|image|media|help|user|draft|special|project|property|lexeme|timedtext|gadget|talk|(\w+ )talk)\s?:', re.I)
@@ -29,6 +31,7 @@ def is_name(
     text: str, # a cleaned label
 ) -> bool: # whether a question can be written with it
     "Whether a cleaned label is a name."
+    if not text.isascii(): text = text.replace(_JOINERS[0], '').replace(_JOINERS[1], '')  # they hide nothing
     if not text or '\ufffd' in text or (text[-1] in '0123456789' and _IDENTIFIER.fullmatch(text)) or (':' in text and _NAMESPACE.match(text)): return False
     return text[0].isalnum() or any(unicodedata.category(c)[0] in 'LN' for c in text)
 

@@ -4,16 +4,16 @@
 
 # %% auto #0
 __all__ = ['codes', 'series_starts', 'whole_series', 'even', 'in_order', 'group_key', 'meets', 'ids', 'ahead', 'Waiting',
-           'memory_bytes', 'piece_rows', 'sorting']
+           'piece_rows', 'from_reader', 'too_little_memory', 'sorting']
 
-# %% ../../nbs/chronoscope/pieces.ipynb #c42ec80f9
+# %% ../../nbs/chronoscope/pieces.ipynb #ce13ed391
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 import re
 import numpy as np, pyarrow as pa, pyarrow.compute as pc
 from ..core.errors import HistError, InputError, disk_error
-from ..core.io import duck, workplace
+from ..core.io import check_workers, duck, memory_bytes, workplace
 
 # %% ../../nbs/chronoscope/pieces.ipynb #c06339235
 def codes(
@@ -162,23 +162,28 @@ class Waiting:
             f.unlink()
         yield from self.parts.pop(key, ())
 
-# %% ../../nbs/chronoscope/pieces.ipynb #c85c6ac95
-def memory_bytes(
-    limit: str, # DuckDB's notation
-) -> int: # at least 1
-    "A memory limit as a number; `InputError` where it is none."
-    m = re.fullmatch(r'\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B\s*', limit, re.I) if isinstance(limit, str) else None
-    n = int(float(m[1])*(1024 if m[3] else 1000)**' KMGT'.index(m[2].upper() or ' ')) if m else 0
-    if n < 1: raise InputError(f"memory limit {limit!r} cannot be read: write it as 4GB or 500MB")
-    return n
-
+# %% ../../nbs/chronoscope/pieces.ipynb #cd853eef8
 def piece_rows(
     limit: str, # DuckDB's notation
 ) -> int:
     "How large pieces may be."
     return min(max(memory_bytes(limit) >> 13, 1 << 14), 1 << 18)
 
-# %% ../../nbs/chronoscope/pieces.ipynb #cde441768
+# %% ../../nbs/chronoscope/pieces.ipynb #c08e10350
+def from_reader(
+    e: BaseException,
+) -> bool:
+    "Whether DuckDB or Arrow raised it; what DuckDB hands over batch by batch fails as Arrow's error."
+    return type(e).__module__.startswith(('duckdb', '_duckdb')) or isinstance(e, pa.ArrowException) or (isinstance(e, OSError) and e.errno is None)
+
+def too_little_memory(
+    e: BaseException, # for which `from_reader` is true
+) -> bool:
+    "Whether DuckDB's memory limit was reached."
+    first = str(e).split('\n')[0].lower()
+    return (type(e).__name__ == 'OutOfMemoryException' or 'out of memory error' in first) and 'space' not in first
+
+# %% ../../nbs/chronoscope/pieces.ipynb #c187ecaf6
 @contextmanager
 def sorting(
     place: Path, # where to spill, from `workplace`
@@ -186,12 +191,10 @@ def sorting(
     threads: int = 2,
 ):
     "A DuckDB connection whose faults are told in one line."
-    if threads < 1: raise InputError(f"{threads} threads: give at least 1")
-    memory_bytes(memory_limit)
-    con = duck(memory_limit, threads, place/'duckdb')
+    con = duck(memory_limit, check_workers(threads, 'threads'), place/'duckdb')
     try: yield con
     except Exception as e:
-        if not type(e).__module__.startswith(('duckdb', '_duckdb')): raise
-        if type(e).__name__ == 'OutOfMemoryException' and 'space' not in str(e).split('\n')[0].lower(): raise HistError(f"memory limit {memory_limit} is too little for this many statements: allow more, or fewer threads") from None
+        if not from_reader(e): raise
+        if too_little_memory(e): raise InputError(f"memory limit {memory_limit} is too little for this many statements: allow more, or fewer threads") from None
         raise disk_error(e, place) from None
     finally: con.close()

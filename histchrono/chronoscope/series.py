@@ -6,12 +6,12 @@
 __all__ = ['years_of', 'first_days', 'dense', 'islands', 'sure_spells', 'paper_spells', 'read_intervals', 'sound_times',
            'paper_times', 'Spells', 'make_spells']
 
-# %% ../../nbs/chronoscope/series.ipynb #c6bbf9d69
+# %% ../../nbs/chronoscope/series.ipynb #c3c99fc22
 from dataclasses import dataclass
 from pathlib import Path
 import numpy as np
 from ..core.errors import InputError
-from ..core.io import duck, read_parquet
+from ..core.io import duck, parquet_sql, read_parquet
 from .intervals import INTERVALS
 from .timevalue import MINUS, PLUS
 
@@ -85,13 +85,13 @@ def sure_spells(
     k = np.flatnonzero((np_ == 1) & (nc == 1) & (sp == sc))
     return _join(series[at][k], day[at][k], day[at][k + 1] - 1, sc[k])
 
-# %% ../../nbs/chronoscope/series.ipynb #cb186da55
+# %% ../../nbs/chronoscope/series.ipynb #c99807d43
 def paper_spells(
     active: tuple, # series, value, first day, last day, order (lower comes first)
     n: int, # how many values there are
 ) -> tuple: # series, first day, last day, answer; and the values of the answers from number n on
     "The spells of the paper's canonical answers."
-    series, value, first, last, place = active
+    series, value, first, last, place = (c[active[2] <= active[3]] for c in active) # a claim that ends before it starts is never active
     keys = np.stack([np.concatenate([series, series]), np.concatenate([first, last + 1])], 1)
     cuts, where = np.unique(keys, axis=0, return_inverse=True)
     begin, end = where.reshape(-1)[:len(series)], where.reshape(-1)[len(series):]
@@ -108,12 +108,12 @@ def paper_spells(
     at = cut[starts]
     return (*_join(cuts[at, 0], cuts[at, 1], cuts[np.minimum(at + 1, len(cuts) - 1), 1] - 1, answer), list(several))
 
-# %% ../../nbs/chronoscope/series.ipynb #c6e9c5c61
+# %% ../../nbs/chronoscope/series.ipynb #cc2024803
 _NONE = -(1 << 40) # no day
 _SQL = f"""SELECT CAST(snapshot AS INTEGER) AS snap, CAST(substr(subject, 2) AS BIGINT) AS subject, CAST(substr(property, 2) AS INTEGER) AS property, CAST(substr(value, 2) AS BIGINT) AS value,
   rank = 'preferred' AS preferred, coalesce(start_known AND end_kind IN ('date', 'absent', 'novalue'), false) AS sound,
   {', '.join(f'coalesce(CAST({c} AS BIGINT), {_NONE}) AS {c}' for c in ('start_first', 'start_last', 'end_first', 'end_last', 'point_first', 'point_last', 'p_start', 'p_end', 'p_point_year'))}
-  FROM read_parquet(?) ORDER BY snap, subject, property, value, start_first, start_last, end_first, end_last, point_first, rank, p_start, p_end, p_point_year"""
+  FROM {{files}} ORDER BY snap, subject, property, value, start_first, start_last, end_first, end_last, point_first, rank, p_start, p_end, p_point_year"""
 
 def read_intervals(
     files, # intervals.parquet, several where there are several stores
@@ -123,9 +123,9 @@ def read_intervals(
     "Read what is known of every claim; `InputError` where a snapshot is no year or there is nothing."
     for f in files: read_parquet(f, INTERVALS, [])
     con = duck(memory_limit, threads)
-    bad = con.execute("SELECT min(snapshot) FROM read_parquet(?) WHERE NOT regexp_full_match(snapshot, '[0-9]{4}')", [list(map(str, files))]).fetchall()[0][0]
+    bad = con.execute(f"SELECT min(snapshot) FROM {parquet_sql(files)} WHERE NOT regexp_full_match(snapshot, '[0-9]{{4}}')").fetchall()[0][0]
     if bad is not None: raise InputError(f"snapshot {bad!r} is no year: extract with --snapshot YEAR")
-    t = con.sql(_SQL, params=[list(map(str, files))]).to_arrow_table()
+    t = con.sql(_SQL.format(files=parquet_sql(files))).to_arrow_table()
     cols = {k: np.asarray(t[k]).astype('bool' if k in ('preferred', 'sound') else 'int64') for k in t.column_names}
     if not len(cols['snap']): raise InputError(f"{files[0]} holds no statement with a time: extract a dump that has some")
     return cols

@@ -5,14 +5,15 @@
 # %% auto #0
 __all__ = ['stream', 'put_in_order']
 
-# %% ../../nbs/chronoscope/sorting.ipynb #c1821552c
+# %% ../../nbs/chronoscope/sorting.ipynb #c5c644e1c
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 import numpy as np, pyarrow as pa
 from .living import LIVING
 from .rows import ENT, ENTITIES, ROW, STATEMENTS
-from ..core.io import duck, write_parquet
+from .pieces import sorting
+from ..core.io import write_parquet
 
 # %% ../../nbs/chronoscope/sorting.ipynb #c18877fe6
 def stream(
@@ -60,10 +61,12 @@ class _Tables:
     def write(self, sql, kind, params, path, schema, columns=None) -> int:
         with self.named(kind, columns) as con: return write_parquet(stream(con, sql, params), path, schema)
 
-# %% ../../nbs/chronoscope/sorting.ipynb #c43e04d5b
+# %% ../../nbs/chronoscope/sorting.ipynb #c6d594dbb
 def _by_duckdb(spill, out: Path, snapshot: str, memory_limit: str, threads: int) -> dict:
     "Write the three tables from the spilled rows; say how many went where."
-    t = _Tables(spill, duck(memory_limit, threads, spill.folder/'duckdb'))
+    with sorting(spill.folder, memory_limit, threads) as con: return _write_tables(_Tables(spill, con), out, snapshot)
+
+def _write_tables(t: _Tables, out: Path, snapshot: str) -> dict:
     rows = f'SELECT ?::VARCHAR AS snapshot, {_columns(STATEMENTS.fields.names[1:])} FROM {t.kept("row")} ORDER BY {_NUMBER.format("subject")}, {_NUMBER.format("property")}, claim'
     ents = f'SELECT {_columns(ENTITIES.fields.names)} FROM {t.kept("ent")} ORDER BY left(qid, 1), {_NUMBER.format("qid")}'
     alive = f'SELECT qid FROM {t.kept("ent")} WHERE living ORDER BY {_NUMBER.format("qid")}'

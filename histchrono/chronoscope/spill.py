@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['RESULTS', 'locked', 'sweep', 'spill_key', 'Spill', 'spill_folder']
 
-# %% ../../nbs/chronoscope/spill.ipynb #c9f053ae2
+# %% ../../nbs/chronoscope/spill.ipynb #c0094d4d5
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -14,7 +14,7 @@ import pyarrow as pa
 from .crew import Done, unpack
 from .dumpfile import Frame
 from . import crew, dumpfile, entity, labels, living, rows, timevalue
-from ..core.errors import InputError, disk_error
+from ..core.errors import DiskError, InputError, disk_error
 from ..core.provenance import file_hash, text_hash, versions
 
 # %% ../../nbs/chronoscope/spill.ipynb #cd85b91bc
@@ -61,7 +61,7 @@ def spill_key(
     code = [file_hash(m.__file__) for m in (crew, dumpfile, entity, labels, living, rows, timevalue)]
     return text_hash(json.dumps([files, settings, code, versions('msgspec', 'pyarrow')], sort_keys=True))
 
-# %% ../../nbs/chronoscope/spill.ipynb #cade6663f
+# %% ../../nbs/chronoscope/spill.ipynb #c3c20a54b
 class Spill:
     "Rows of blocks in a folder, group by group."
     def __init__(self, folder: Path, group: int = 32): # blocks in a group
@@ -74,6 +74,11 @@ class Spill:
             self.groups += 1
         self.rows = sum(max(d.rows, d.entities) for d in self.done)
     def path(self, group: int, kind: str): return self.folder/f'{group:06d}.{kind}'
+    def place(self) -> Path: # a new folder in which results wait until all are there
+        p = self.folder/'results'
+        shutil.rmtree(p, ignore_errors=True)
+        p.mkdir()
+        return p
     def _read(self, n: int): # the blocks of a finished group, or None
         try:
             g = json.loads(self.path(n, 'json').read_text())
@@ -112,7 +117,7 @@ class Spill:
                 with open(self.path(n, kind), 'rb') as f: yield from unpack(f, options)
         return pa.RecordBatchReader.from_batches(pa.schema([schema.field(i) for i in wanted]), batches())
 
-# %% ../../nbs/chronoscope/spill.ipynb #c88f7f6bd
+# %% ../../nbs/chronoscope/spill.ipynb #c987bcdea
 @contextmanager
 def spill_folder(
     out: Path, # the folder of the results, made where it does not exist
@@ -121,10 +126,12 @@ def spill_folder(
 ): # the spill, and the open file that holds the lock
     "A place for finished blocks beside the results; a full disk is a `DiskError`."
     if out.exists() and not out.is_dir(): raise InputError(f"{out} is a file: name a folder for the results")
+    for n in RESULTS:
+        if (out/n).is_dir(): raise InputError(f"{out/n} is a folder: remove it, or name another folder for the results")
+    name = f'.spill-{key or os.getpid()}'
     try:
         out.mkdir(parents=True, exist_ok=True)
         with locked(out) as fd:
-            name = f'.spill-{key or os.getpid()}'
             sweep(out, name if key else '')
             spill = None
             try:
@@ -133,9 +140,10 @@ def spill_folder(
                 shutil.rmtree(out/name, ignore_errors=True)
             except BaseException:
                 if spill: spill.drop()
-                shutil.rmtree(out/name/'duckdb', ignore_errors=True)
+                for part in ('duckdb', 'results'): shutil.rmtree(out/name/part, ignore_errors=True)
                 if not (key and spill and spill.groups): shutil.rmtree(out/name, ignore_errors=True)
                 raise
+    except DiskError as e: raise DiskError(str(e).replace(str(out/name/'results'), str(out)).replace(str(out/name), str(out))) from None
     except OSError as e: raise disk_error(e, out) from None
     except Exception as e:
         if type(e).__module__.startswith(('duckdb', '_duckdb')): raise disk_error(e, out) from None

@@ -5,13 +5,13 @@
 # %% auto #0
 __all__ = ['synth_lines', 'synth_dump']
 
-# %% ../../nbs/chronoscope/synthdump.ipynb #c36ffd5fc
+# %% ../../nbs/chronoscope/synthdump.ipynb #c71ae9f77
 from functools import lru_cache
 from pathlib import Path
-import bz2
+import bz2, shutil
 from isal import isal_zlib
 import zstandard
-from ..core.errors import InputError
+from ..core.errors import DiskError, InputError
 from ..core.io import atomic
 from ..core.provenance import rng
 
@@ -158,12 +158,20 @@ def synth_lines(
         draw = _stream(f'synthetic dump {start}', seed).__next__
         for i in range(start, min(start + 1000, n)): yield _line(pools, draw, 3*(i ^ 5) + 1 + draw() % 3)  # ids rise, with small disorder and gaps
 
-# %% ../../nbs/chronoscope/synthdump.ipynb #ccc43ef12
+# %% ../../nbs/chronoscope/synthdump.ipynb #cd09ea73b
 class _Plain:
     def compress(self, data): return data
     def flush(self): return b''
 
 _SUFFIX = {'.json': _Plain, '.gz': lambda: isal_zlib.compressobj(2, isal_zlib.DEFLATED, 31), '.bz2': lambda: bz2.BZ2Compressor(9), '.zst': lambda: zstandard.ZstdCompressor(3).compressobj()}
+
+_MOST = 10**9  # ten times Wikidata
+
+def _check_room(n: int, path: Path):
+    "`DiskError` where the disk is surely too small: it is found before a night's work."
+    folder = next(p for p in path.absolute().parents if p.exists())
+    need, free = n*(10_000 if path.suffix == '.json' else 500), shutil.disk_usage(folder).free
+    if need > free: raise DiskError(f"no disk space to write {path}: {n:,} entities need more than {need >> 30:,} GiB and {free >> 30:,} are free; free some space, or ask for fewer")
 
 def synth_dump(
     n: int, # entities
@@ -173,7 +181,9 @@ def synth_dump(
     "Write a synthetic dump in the real form: drawn, true of nobody, and the same bytes for the same `n` and `seed`."
     path = Path(path)
     if path.suffix not in _SUFFIX: raise InputError(f"{path.name} has no suffix of a dump: end it in {', '.join(_SUFFIX)}")
-    if n < 1: raise InputError(f"{n} entities: give at least 1")
+    if not 1 <= n <= _MOST: raise InputError(f"{n} entities: give at least 1 and at most {_MOST:,}")
+    if seed < 0: raise InputError(f"seed {seed}: give a whole number from 0")
+    _check_room(n, path)
     pack, size, waiting = _SUFFIX[path.suffix](), 0, [b'[\n']
     with atomic(path) as tmp, open(tmp, 'wb') as f:
         for i, line in enumerate(synth_lines(n, seed)):

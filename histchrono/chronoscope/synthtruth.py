@@ -5,11 +5,12 @@
 # %% auto #0
 __all__ = ['synth_truth', 'synth_statistics']
 
-# %% ../../nbs/chronoscope/synthtruth.ipynb #cdbcb909b
+# %% ../../nbs/chronoscope/synthtruth.ipynb #c8801ac53
 from pathlib import Path
+import os
 import numpy as np, pyarrow as pa, pyarrow.compute as pc
 from ..core.errors import InputError
-from ..core.io import write_parquet
+from ..core.io import check_memory, check_workers, parquet_sql, write_parquet
 from ..core.provenance import rng, write_manifest
 from .dump import ENTITIES, STATEMENTS
 from .truth import build_truth
@@ -248,7 +249,14 @@ def _write_snapshot(w: dict, entities: pa.Table, year: int, folder: Path, n: int
                    rows=dict(claims=rows, statements=rows, entities=entities.num_rows), extra=dict(complete=True))
     return rows
 
-# %% ../../nbs/chronoscope/synthtruth.ipynb #cd4923f2d
+# %% ../../nbs/chronoscope/synthtruth.ipynb #c3b39a674
+_MOST_STATEMENTS = 10**9
+
+def _check_fits(n: int):
+    "The world is drawn in memory, in some 170 bytes a statement."
+    need, there = n*170, os.sysconf('SC_PHYS_PAGES')*os.sysconf('SC_PAGE_SIZE')
+    if need > there: raise InputError(f"{n:,} statements need more than {need >> 30:,} GiB of memory and {there >> 30:,} are there: ask for fewer")
+
 def synth_truth(
     n: int, # statements in the last snapshot
     out, # a folder, made where it does not exist
@@ -260,26 +268,29 @@ def synth_truth(
 ) -> dict: # row counts of truth
     "Write synthetic statements, entities and their truth at the quarters of each snapshot year."
     years, out = [int(y) for y in snapshots], Path(out)
-    if n < 1: raise InputError(f"{n} statements: ask for at least 1")
+    if not 1 <= n <= _MOST_STATEMENTS: raise InputError(f"{n} statements: ask for at least 1 and at most {_MOST_STATEMENTS:,}")
+    if seed < 0: raise InputError(f"seed {seed}: give a whole number from 0")
+    check_memory(memory_limit); check_workers(threads, 'threads')
     if not years or years != sorted(set(years)) or not 1990 <= years[0] <= years[-1] <= 2026: raise InputError(f"snapshots {years}: give years from 1990 to 2026, rising")
     if out.exists() and not out.is_dir(): raise InputError(f"{out} is a file: name a folder for the results")
-    (out/'manifest.json').unlink(missing_ok=True)
+    _check_fits(n)
     w = _world(n, seed)
+    (out/'manifest.json').unlink(missing_ok=True)
     entities = _entity_table(rng(f'synthetic entities {n}', seed), w)
     dirs = [out/'statements'/str(y) for y in years]
     for y, d in zip(years, dirs): _write_snapshot(w, entities, y, d, n, seed)
     return build_truth(dirs, [f'{y}-{q}' for y in years for q in _QUARTERS], policy, out, memory_limit=memory_limit, threads=threads)
 
-# %% ../../nbs/chronoscope/synthtruth.ipynb #cad143d7c
+# %% ../../nbs/chronoscope/synthtruth.ipynb #c3fd72acc
 def synth_statistics(
     folder, # that `synth_truth` wrote
     snapshot: str = '2025',
 ) -> dict: # name → number
     "What the statements of a snapshot are like."
     import duckdb
-    con, file = duckdb.connect(), str(Path(folder)/'statements'/snapshot/'statements.parquet')
+    con, file = duckdb.connect(), Path(folder)/'statements'/snapshot/'statements.parquet'
     one = lambda sql: con.execute(sql).fetchall()[0]
-    con.execute('CREATE TABLE s AS SELECT *, len(start) + len("end") + len(point) > 0 AS timed FROM read_parquet(?)', [file])
+    con.execute(f'CREATE TABLE s AS SELECT *, len(start) + len("end") + len(point) > 0 AS timed FROM {parquet_sql(file)}')
     con.execute('CREATE TABLE p AS SELECT subject, property, bool_or(timed) AS timed, count(DISTINCT value) AS n FROM s GROUP BY ALL')
     out = dict(zip(('statements', 'subjects', 'timeless', 'deprecated', 'preferred', 'self_loops'), one("""SELECT count(*), count(DISTINCT subject), avg((NOT timed)::INT), avg((rank = 'deprecated')::INT),
       avg((rank = 'preferred')::INT), count(*) FILTER (subject = value) FROM s""")))

@@ -8,12 +8,12 @@ __all__ = ['FAMILY_NAMES', 'SETTING_NAMES', 'METRIC_NAMES', 'FAMILY_ASKS', 'EXAM
            'benchmark_facts', 'table_01', 'example', 'describe', 'examples', 'examples_note', 'table_03',
            'table_03_note']
 
-# %% ../../nbs/chronoscope/tables.ipynb #c58907d8d
+# %% ../../nbs/chronoscope/tables.ipynb #c78d00635
 import numpy as np, pandas as pd
 from .chainfile import CHAINS, structure
 from ..core.artifact import number
 from ..core.errors import InputError
-from ..core.io import duck, read_parquet
+from ..core.io import duck, parquet_sql, read_parquet
 from ..core.paths import data_dir
 from ..models.registry import get
 
@@ -40,15 +40,15 @@ def model_label(
     m = get(name)
     return m.reported or m.display
 
-# %% ../../nbs/chronoscope/tables.ipynb #c5dc7b843
-def _ask(query: str, path) -> pd.DataFrame: return duck().execute(query, [str(path)]).df() # what a query finds in a chains file
+# %% ../../nbs/chronoscope/tables.ipynb #ce77d2e24
+def _ask(query: str, path) -> pd.DataFrame: return duck().execute(query.replace('CHAINS_FILE', parquet_sql(path))).df() # what a query finds in a chains file
 
 def shift_from_anchor(
     path, # chains.parquet
 ) -> pd.Series: # family → mean number of follow-ups a chain
     "How many follow-ups lie away from the anchor's year."
     q = """SELECT family, sum(len(list_filter(turns[2:], lambda t: t.year <> CAST(anchor[:4] AS INTEGER))))::BIGINT AS n, count(*) AS chains
-           FROM read_parquet(?) GROUP BY family ORDER BY family"""
+           FROM CHAINS_FILE GROUP BY family ORDER BY family"""
     d = _ask(q, path).set_index('family')
     return d.n / d.chains
 
@@ -99,7 +99,7 @@ def shift_ceiling(
     "The most that a mean shift from the turn before can be."
     return length * (1 - max(implicit_pct - .5, 0)/100) - 1
 
-# %% ../../nbs/chronoscope/tables.ipynb #c29bad1c7
+# %% ../../nbs/chronoscope/tables.ipynb #cbc2decd5
 _COUNTS = """SELECT count(*) AS chains, coalesce(sum(len(turns)), 0)::BIGINT AS turns,
   count(*) FILTER (len(turns) > 1) AS multi, count(*) FILTER (turns[1].explicit_time) AS dated,
   coalesce(sum(len(list_filter(turns, lambda t: t.answer_kind = 'entity'))), 0)::BIGINT AS entities,
@@ -107,7 +107,7 @@ _COUNTS = """SELECT count(*) AS chains, coalesce(sum(len(turns)), 0)::BIGINT AS 
   count(*) FILTER (len(list_filter(turns[2:], lambda t: NOT t.explicit_time)) > 0) AS silent_chains,
   coalesce(sum(len(list_filter(turns[2:], lambda t: NOT t.explicit_time))), 0)::BIGINT AS silent,
   coalesce(sum(len(list_filter(range(2, len(turns) + 1), lambda i: NOT turns[i].explicit_time AND turns[i].year = turns[i-1].year))), 0)::BIGINT AS kept,
-  coalesce(sum(len(list_filter(turns, lambda t: t.drift_eligible))), 0)::BIGINT AS drift FROM read_parquet(?)"""
+  coalesce(sum(len(list_filter(turns, lambda t: t.drift_eligible))), 0)::BIGINT AS drift FROM CHAINS_FILE"""
 
 def short(
     n: int,

@@ -5,16 +5,16 @@
 # %% auto #0
 __all__ = ['POLICIES', 'TRUTH', 'YEAR_TRUTH', 'truth_sql', 'anchor_table', 'truth_at', 'write_truth', 'build_truth', 'year_truth']
 
-# %% ../../nbs/chronoscope/truth.ipynb #cc79f304b
+# %% ../../nbs/chronoscope/truth.ipynb #cc2ac6f23
 from itertools import groupby
 from pathlib import Path
 import os
 import numpy as np, pyarrow as pa, pyarrow.compute as pc, pyarrow.parquet as pq
 from ..core.errors import InputError
-from ..core.io import Schema, check_schema, duck, read_parquet, workplace, write_parquet
+from ..core.io import Schema, check_schema, check_workers, duck, read_parquet, swap, workplace, write_parquet
 from ..core.provenance import write_manifest
 from .dump import stream
-from .intervals import INTERVALS, NULL, TIMELESS, count_claims, load_statements, make_intervals, stale_after, stale_sql
+from .intervals import INTERVALS, NULL, TIMELESS, count_claims, load_statements, make_intervals, naming_damage, stale_after, stale_sql
 from .pieces import Waiting, ahead, codes, even, in_order, memory_bytes, piece_rows, series_starts, sorting, whole_series
 from .timevalue import day_number, day_of, read_anchors
 
@@ -182,7 +182,7 @@ def _snapshots(tables):
         cuts = [0, *np.flatnonzero(np.diff(k)) + 1, t.num_rows]
         for a, b in zip(cuts, cuts[1:]): yield t['snapshot'][int(a)].as_py(), t.slice(a, b - a)
 
-# %% ../../nbs/chronoscope/truth.ipynb #c279b22ba
+# %% ../../nbs/chronoscope/truth.ipynb #ca5d98895
 def _pieces(file, size: int):
     "Intervals of a file, a piece at a time, one snapshot in each."
     try:
@@ -191,7 +191,13 @@ def _pieces(file, size: int):
         batches = (pa.Table.from_batches([b]) for b in f.iter_batches(min(size, 1 << 16), columns=_READ))
         yield from _snapshots(in_order(whole_series(batches, size), file))
     except FileNotFoundError: raise InputError(f"{file} is missing: run truth first, or correct the path") from None
-    except pa.ArrowInvalid as e: raise InputError(f"{file} is damaged or no Parquet file ({str(e).splitlines()[0][:80]}): delete it and run truth again") from None
+    except (pa.ArrowException, OSError, ValueError, IndexError, TypeError) as e: raise InputError(f"{file} is damaged or no Parquet file ({str(e).splitlines()[0][:80]}): delete it and run truth again") from None
+
+def _numbered(pieces, policy: str, file):
+    "Pieces as numbers; what is no number is the file's fault."
+    for snapshot, t in pieces:
+        try: yield _Piece(snapshot, t, policy)
+        except (pa.ArrowException, ValueError, TypeError, IndexError) as e: raise InputError(f"{file} has a row that truth does not write ({str(e).splitlines()[0][:80]}): run truth again") from None
 
 def _answer(p: _Piece, anchor: str, *days) -> list: # one table, or none where nothing holds
     "Truth of a piece at an anchor."
@@ -222,13 +228,13 @@ def _answers(pieces, anchors: list, waiting: Waiting, most: int, counts: dict):
             for p in held: yield from _answer(p, *a)
         done(held)
 
-# %% ../../nbs/chronoscope/truth.ipynb #cfa566756
+# %% ../../nbs/chronoscope/truth.ipynb #c60cd3f2f
 def _by_columns(file, anchors, policy: str) -> list: # tables
     "Truth of a file without a place to write."
     truth_sql(policy)
     rows, size = [tuple(a.values()) for a in anchor_table(anchors).to_pylist()], 2**62
     counts = dict(intervals_read=0, intervals_at_an_anchor=0)
-    return list(_answers((_Piece(s, t, policy) for s, t in _pieces(file, 1 << 18)), rows, Waiting(TRUTH.fields, size, None), size, counts))
+    return list(_answers(_numbered(_pieces(file, 1 << 18), policy, file), rows, Waiting(TRUTH.fields, size, None), size, counts))
 
 def write_truth(
     intervals, # the file intervals.parquet
@@ -241,7 +247,7 @@ def write_truth(
     "Write truth at anchors from intervals: the rows of `truth_sql`, and how many of them have which flag."
     truth_sql(policy)
     out, size, rows = Path(out), memory_bytes(memory_limit)//4, [tuple(a.values()) for a in anchor_table(anchors).to_pylist()]
-    if threads < 1: raise InputError(f"{threads} threads: give at least 1")
+    check_workers(threads, 'threads')
     counts = dict.fromkeys(('truth', 'gold', 'tied', 'stale_open', 'handover', 'intervals_read', 'intervals_at_an_anchor'), 0)
     def watched(tables):
         for t in tables:
@@ -250,7 +256,7 @@ def write_truth(
             counts['tied'] += pc.sum(pc.greater(t['tied'], 1)).as_py() or 0
             yield t
     with workplace(out.parent) as place:
-        pieces = ahead((_Piece(s, t, policy) for s, t in _pieces(intervals, piece_rows(memory_limit))), threads)
+        pieces = ahead(_numbered(_pieces(intervals, piece_rows(memory_limit)), policy, intervals), threads)
         tables = _answers(pieces, rows, Waiting(TRUTH.fields, size, place), size//_ROW_BYTES, counts)
         write_parquet(ahead(even(watched(tables)), threads), place/out.name, TRUTH)
         os.replace(place/out.name, out)
@@ -283,7 +289,7 @@ def _write_timeless(con, out: Path) -> dict:
             yield t
     return dict(timeless=write_parquet(watched(), out/'timeless.parquet', TIMELESS)) | counts
 
-# %% ../../nbs/chronoscope/truth.ipynb #c8159ebf8
+# %% ../../nbs/chronoscope/truth.ipynb #ce86b93ed
 def _warnings(rows: dict, snapshots: dict, names: list) -> list: # one line each
     "What whoever asked for this must know."
     out = [f"{s['folder']} is from an extract that was not complete: its truth lacks what was not read" for s in snapshots.values() if not s['complete']]
@@ -314,17 +320,16 @@ def build_truth(
     if out.exists() and not out.is_dir(): raise InputError(f"{out} is a file: name a folder for the results")
     if any(out.resolve() == Path(d).resolve() for d in dirs): raise InputError(f"{out} is one of the extracts: name another folder for the results, or its manifest would be lost")
     with workplace(out) as place:
-        with sorting(place, memory_limit, threads) as con:
+        with sorting(place, memory_limit, threads) as con, naming_damage(dirs):
             snapshots = load_statements(con, dirs)
             rows = count_claims(con)
             if not rows['temporal_claims'] + rows['timeless_claims']: raise InputError(f"{', '.join(map(str, dirs))}: no statement that can be used; extract from a dump that has some")
             rows |= _write_intervals(con, day_of(names[-1]), place, piece_rows(memory_limit), threads) | _write_timeless(con, place)
         rows = _checked(rows | write_truth(place/'intervals.parquet', names, policy, place/'truth.parquet', memory_limit, threads))
-        (out/'manifest.json').unlink(missing_ok=True)
-        for n in ('intervals', 'timeless', 'truth'): os.replace(place/f'{n}.parquet', out/f'{n}.parquet')
         warnings = _warnings(rows, snapshots, names)
-        write_manifest(out, 'truth', inputs={s or 'snapshot': Path(d)/'statements.parquet' for s, d in zip(snapshots, dirs)}, settings=dict(anchors=names, policy=policy),
+        write_manifest(place, 'truth', inputs={s or 'snapshot': Path(d)/'statements.parquet' for s, d in zip(snapshots, dirs)}, settings=dict(anchors=names, policy=policy),
                        rows=rows, packages=('duckdb', 'numpy', 'pyarrow'), extra=dict(snapshots=snapshots, warnings=warnings))
+        swap(place, out, ['intervals.parquet', 'timeless.parquet', 'truth.parquet', 'manifest.json'])
     return rows | (dict(warnings=warnings) if warnings else {})
 
 # %% ../../nbs/chronoscope/truth.ipynb #cff5caed7

@@ -63,15 +63,17 @@ def tidy(
     if out.value.isna().all(): raise SchemaError("every value of the table is empty: nothing was run, so nothing is written")
     return out[[*keys, *COLUMNS]].reset_index(drop=True)
 
-# %% ../../nbs/core/artifact.ipynb #c1b80d780
+# %% ../../nbs/core/artifact.ipynb #c7dca7034
 def number(
     x, # a number or nothing
-    digits: int = 3, # after the point, for numbers that are not whole
+    digits: int = 3, # after the point
 ) -> str: # '' for nothing
-    "A number as a reader wants it: whole numbers whole, thousands set apart."
-    if x is None or pd.isna(x): return ''
-    x = float(x)
-    return f'{int(x):,}' if x == int(x) and abs(x) >= 1.5 else f'{x:.{digits}f}'
+    "A number as a reader wants it, thousands set apart."
+    return '' if x is None or pd.isna(x) else f'{float(x):,.{digits}f}'
+
+def _whole(part: pd.DataFrame) -> bool: # whether a metric counts things
+    seen = [float(x) for c in ('value', 'lo', 'hi', 'reported') for x in part[c] if not pd.isna(x)]
+    return all(x.is_integer() for x in seen) and any(abs(x) > 1 for x in seen)
 
 def cell(
     value, lo=None, hi=None, # a value and its interval
@@ -81,7 +83,7 @@ def cell(
     span = '' if pd.isna(lo) or pd.isna(hi) else f' ({number(lo, digits)}–{number(hi, digits)})'
     return number(value, digits) + span if not pd.isna(value) else ''
 
-# %% ../../nbs/core/artifact.ipynb #cba3a1a4f
+# %% ../../nbs/core/artifact.ipynb #cb5e85269
 def display_table(
     df: pd.DataFrame, # long form, from `tidy`
     keys: list, # key columns
@@ -90,7 +92,8 @@ def display_table(
 ) -> pd.DataFrame: # text cells, columns (metric, 'this run' | 'reported'), empty ones left out
     "Lay a long table out for reading, in the order its rows have."
     names = dict(names)
-    d = df.assign(run=[cell(v, l, h, digits) for v, l, h in zip(df.value, df.lo, df.hi)], paper=[number(r, digits) for r in df.reported])
+    places = {m: 0 if _whole(part) else digits for m, part in df.groupby('metric')} # a column is whole or it is not
+    d = df.assign(run=[cell(v, l, h, places[m]) for v, l, h, m in zip(df.value, df.lo, df.hi, df.metric)], paper=[number(r, places[m]) for r, m in zip(df.reported, df.metric)])
     order = list(dict.fromkeys(map(tuple, d[keys].astype(str).values)))
     cols = {}
     for m in dict.fromkeys(d.metric):

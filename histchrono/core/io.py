@@ -4,35 +4,71 @@
 
 # %% auto #0
 __all__ = ['atomic', 'write_text', 'write_json', 'Schema', 'conform', 'write_parquet', 'read_parquet', 'check_schema',
-           'workplace', 'duck']
+           'workplace', 'swap', 'memory_bytes', 'check_memory', 'check_workers', 'duck', 'parquet_sql']
 
-# %% ../../nbs/core/io.ipynb #cfadeee5c
+# %% ../../nbs/core/io.ipynb #c23e7718d
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-import fcntl, json, os, shutil, tempfile
+import fcntl, json, os, re, shutil, tempfile
 import pyarrow as pa, pyarrow.parquet as pq
 from .errors import DiskError, InputError, SchemaError, disk_error
 
-# %% ../../nbs/core/io.ipynb #c92814a35
+# %% ../../nbs/core/io.ipynb #ccf19320c
+def _target(path) -> Path: # behind links
+    "Where the file will really be; `InputError` where something else than a file is there."
+    path = Path(path)
+    if path.is_dir(): raise InputError(f"{path} is a folder: name a file to write")
+    if path.exists() and not path.is_file(): raise InputError(f"{path} is a device or a pipe, not a file: name a file to write")
+    real = Path(os.path.realpath(path)) if path.is_symlink() else path
+    if real.is_symlink(): raise InputError(f"{path} is a link that leads nowhere: remove it, or name another file")
+    return real
+
+def _sweep_dead(path: Path): # what killed runs left of this file
+    "Remove temporary files whose lock nobody holds."
+    ours = re.compile(re.escape(f'.{path.name}.') + r'[a-z0-9_]{8}\.tmp')
+    for name in filter(ours.fullmatch, os.listdir(path.parent)):
+        fd = None
+        try:
+            fd = os.open(path.parent/name, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.path.samestat(os.fstat(fd), os.lstat(path.parent/name)): os.unlink(path.parent/name)
+        except OSError: pass # in use, gone, or on a disk without locks
+        finally:
+            if fd is not None: os.close(fd)
+
+def _locked_beside(path: Path) -> tuple: # a descriptor that holds the lock, and the new temporary file
+    "A temporary file that no sweep removes while the descriptor is open."
+    while True:
+        fd, name = tempfile.mkstemp(prefix=f'.{path.name}.', suffix='.tmp', dir=path.parent)
+        try: fcntl.flock(fd, fcntl.LOCK_EX)
+        except OSError: return fd, Path(name) # a disk without locks: a sweep finds none either, and leaves it
+        if os.fstat(fd).st_nlink: return fd, Path(name)
+        os.close(fd) # swept before it was locked
+
+# %% ../../nbs/core/io.ipynb #ce86841a5
 @contextmanager
 def atomic(
-    path, # where the file will be
+    path, # where the file will be; a link is followed
 ):
     "A temporary path beside `path`, renamed to it at the end, removed on any failure; `DiskError` on a full disk."
-    path = Path(path)
-    tmp = None
+    tmp = fd = None
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        fd, name = tempfile.mkstemp(prefix=f'.{path.name}.', suffix='.tmp', dir=path.parent)
-        os.close(fd)
-        tmp = Path(name)
+        real = _target(path)
+        real.parent.mkdir(parents=True, exist_ok=True)
+        _sweep_dead(real)
+        fd, tmp = _locked_beside(real)
+    except OSError as e:
+        full = disk_error(e, path)
+        raise full if full is not e else InputError(f"{path} cannot be written ({e.strerror}): name another place, or correct what may be written there") from None
+    try:
         yield tmp
         os.chmod(tmp, 0o644)
-        os.replace(tmp, path)
+        os.replace(tmp, real)
     except OSError as e: raise disk_error(e, path) from None
     finally:
-        if tmp is not None: tmp.unlink(missing_ok=True)
+        tmp.unlink(missing_ok=True)
+        os.close(fd)
 
 def write_text(
     path, # where
@@ -89,7 +125,7 @@ def write_parquet(
                 rows += t.num_rows
     return rows
 
-# %% ../../nbs/core/io.ipynb #c151668b6
+# %% ../../nbs/core/io.ipynb #ce0601ff9
 def read_parquet(
     path, # a file
     schema: Schema = None, # what it must be; None reads anything
@@ -102,7 +138,9 @@ def read_parquet(
         return f.read(columns=columns)
     except FileNotFoundError: raise InputError(f"{path} is missing: run the stage that makes it, or correct the path") from None
     except IsADirectoryError: raise InputError(f"{path} is a folder, not a Parquet file: name the file in it") from None
-    except pa.ArrowInvalid as e: raise InputError(f"{path} is damaged or no Parquet file ({str(e).splitlines()[0][:80]}): delete it and run its stage again") from None
+    except (pa.ArrowException, OSError) as e:
+        if getattr(e, 'errno', None): raise InputError(f"{path} cannot be read ({e.strerror}): correct the path or its permissions") from None
+        raise InputError(f"{path} is damaged or no Parquet file ({str(e).splitlines()[0][:80]}): delete it and run its stage again") from None
 
 def check_schema(
     found: pa.Schema, # the file's
@@ -115,7 +153,7 @@ def check_schema(
     if have != (schema.name, str(schema.version)):
         raise SchemaError(f"{path} is {have[0]} v{have[1]}, expected {schema.name} v{schema.version}: run its stage again with this version")
 
-# %% ../../nbs/core/io.ipynb #c3d4deec9
+# %% ../../nbs/core/io.ipynb #c30ac531b
 def _sweep(folder: Path): # remove what dead runs left
     for p in folder.glob('.work.*'):
         try:
@@ -144,7 +182,48 @@ def workplace(
         if place: shutil.rmtree(place, ignore_errors=True)
         if new and folder.exists() and not any(folder.iterdir()): folder.rmdir()
 
-# %% ../../nbs/core/io.ipynb #c39539b7a
+def swap(
+    place, # a folder beside the results, with files that are finished
+    out, # the folder of the results
+    names, # of the files
+):
+    "Move finished files over older ones; the manifest goes first and comes last, so that what is half moved is no result."
+    place, out = Path(place), Path(out)
+    for n in names:
+        if (out/n).is_dir(): raise InputError(f"{out/n} is a folder: remove it, or name another folder for the results")
+    (out/'manifest.json').unlink(missing_ok=True)
+    for n in sorted(names, key='manifest.json'.__eq__): os.replace(place/n, out/n)
+
+# %% ../../nbs/core/io.ipynb #c1adbb184
+def memory_bytes(
+    limit: str, # DuckDB's notation
+) -> int: # at least 1
+    "A memory limit as a number; `InputError` where it is none."
+    m = re.fullmatch(r'\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B\s*', limit, re.I | re.A) if isinstance(limit, str) and len(limit) < 40 else None
+    n = int(float(m[1])*(1024 if m[3] else 1000)**' KMGT'.index(m[2].upper() or ' ')) if m else 0
+    if not 1 <= n < 1 << 60: raise InputError(f"memory limit {limit!r} cannot be read: write it as 4GB or 500MB")
+    return n
+
+_LEAST = '16MB'
+
+def check_memory(
+    limit: str, # DuckDB's notation
+) -> str: # `limit`
+    "`InputError` unless DuckDB can work under this limit."
+    if memory_bytes(limit) < memory_bytes(_LEAST): raise InputError(f"memory limit {limit} is too little: give at least {_LEAST}")
+    return limit
+
+def check_workers(
+    n: int,
+    what: str = 'workers', # or 'threads'
+) -> int: # `n`
+    "`InputError` for a number of processes or threads that helps nobody."
+    cores = os.cpu_count() or 1
+    if n < 1: raise InputError(f"{n} {what}: give at least 1")
+    if n > max(64, 4*cores): raise InputError(f"{n} {what} on {cores} core{'s'*(cores > 1)}: give at most {max(64, 4*cores)}")
+    return n
+
+# %% ../../nbs/core/io.ipynb #c140c256e
 def duck(
     memory_limit: str = '4GB', # DuckDB's own notation
     threads: int = 2,
@@ -152,7 +231,20 @@ def duck(
 ):
     "A fresh in-memory DuckDB connection with a memory limit and a place to spill."
     import duckdb
+    check_memory(memory_limit)
     con = duckdb.connect(':memory:')
     con.execute(f"SET memory_limit='{memory_limit}'; SET threads={int(threads)}; SET preserve_insertion_order=false")
     con.execute("SET temp_directory=?", [str(tmp or Path(tempfile.gettempdir())/'histchrono_duckdb')])
     return con
+
+# %% ../../nbs/core/io.ipynb #c7fef4ed8
+def parquet_sql(
+    paths, # a file, or several of one schema
+) -> str: # for behind FROM
+    "`read_parquet` of exactly these files with exactly their own columns, whatever their names."
+    paths = [os.path.abspath(p) for p in ([paths] if isinstance(paths, (str, Path)) else paths)]
+    if not paths: raise InputError("no Parquet file given: name at least one")
+    for p in paths:
+        if '\\' in p and re.search(r'[*?[]', p): raise InputError(f"{p} has a backslash and one of * ? [ in its name, which DuckDB cannot read: rename it")
+    one = lambda p: "'" + re.sub(r'[*?[]', r'[\g<0>]', p).replace("'", "''") + "'"
+    return f"read_parquet([{', '.join(map(one, paths))}], hive_partitioning=false)"
