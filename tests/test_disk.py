@@ -1,11 +1,16 @@
 """A full disk: one line that names the file, an exit code that is not 0, nothing half-written, nothing finished lost."""
 import os
 import resource
+import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
+from histchrono.core.errors import InputError
+from histchrono.core.io import atomic, write_text
 from small import small_project, tiny_model  # noqa: F401
 
 
@@ -49,3 +54,49 @@ def test_full_disk(project, words, out):
     r = free(project, *words)  # with room again it goes on
     assert r.returncode == 0, r.stderr
     assert (project / out).exists()
+
+
+# --- what a killed writer leaves
+
+WRITING = "import sys, time; from histchrono.core.io import atomic\nwith atomic(sys.argv[1]) as tmp: tmp.write_text('half'); print(tmp, flush=True); time.sleep(60)"
+
+
+def writing(path):
+    p = subprocess.Popen([sys.executable, "-c", WRITING, str(path)], stdout=subprocess.PIPE, text=True)
+    return p, Path(p.stdout.readline().strip())
+
+
+def test_the_next_writer_removes_what_a_killed_one_left(tmp_path):
+    f = tmp_path / "a[1].json"
+    (dead, left), (alive, held) = writing(f), writing(f)
+    dead.kill(), dead.wait(20)
+    assert left.exists() and held.exists()
+    write_text(f, "whole")
+    assert f.read_text() == "whole" and held.exists() and not left.exists()
+    alive.send_signal(signal.SIGKILL), alive.wait(20)
+    write_text(f, "again")
+    assert [p.name for p in tmp_path.iterdir()] == ["a[1].json"]
+    for p in (dead, alive):
+        p.stdout.close()
+
+
+def test_many_writers_at_once_lose_nothing(tmp_path):
+    f = tmp_path / "a.json"
+    with ThreadPoolExecutor(16) as pool:
+        list(pool.map(lambda i: write_text(f, str(i) * 1000), [i % 10 for i in range(2000)]))
+    assert len(set(f.read_text())) == 1 and len(f.read_text()) == 1000
+    assert [p.name for p in tmp_path.iterdir()] == ["a.json"]
+
+
+def test_only_files_are_replaced(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    for p, words in ((tmp_path / "pipe", "a device or a pipe"), ("/dev/null", "a device or a pipe"), (tmp_path, "is a folder")):
+        with pytest.raises(InputError, match=words):
+            write_text(p, "x")
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to("real/file")
+    for text in ("one", "two"):
+        with atomic(tmp_path / "link") as tmp:
+            tmp.write_text(text)
+        assert (tmp_path / "link").is_symlink() and (tmp_path / "real" / "file").read_text() == text
+    assert [p.name for p in (tmp_path / "real").iterdir()] == ["file"]

@@ -9,7 +9,7 @@ import zstandard
 from histchrono.chronoscope import spill
 from histchrono.chronoscope.dump import IncompleteInput, extract
 from histchrono.chronoscope.synthdump import synth_dump, synth_lines
-from histchrono.core.errors import InputError
+from histchrono.core.errors import DiskError, InputError
 
 FILES = ('statements.parquet', 'entities.parquet', 'living.parquet', 'report.json', 'manifest.json')
 BLOCK = 40_000
@@ -318,3 +318,98 @@ def test_a_dead_worker_is_one_line_and_loses_nothing(dump, whole, tmp_path):
 def test_a_kind_that_is_named_like_a_reason(kind, tmp_path):
     (tmp_path/'a.json').write_bytes(array([json.dumps({'type': kind, 'id': 'Q1'}).encode(), item(2)]))
     assert extract(tmp_path/'a.json', tmp_path/'out')['skipped'] == {'other_entity': 1}
+
+
+# --- a run that fails leaves what was finished, and settings are checked before anything
+
+LIMITED = """
+import resource, sys
+from histchrono.chronoscope import dump, sorting
+sorting._FEW = int(sys.argv[3])
+resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[4]),)*2)
+dump.extract(sys.argv[1], sys.argv[2], snapshot='later', block_size=%d, group=2)
+""" % BLOCK
+
+
+@pytest.mark.parametrize('few', (0, 10**6))
+@pytest.mark.parametrize('share', (.01, .3, .7, .95))
+def test_full_disk_keeps_what_was_there(dump, whole, tmp_path, share, few):
+    "Files may not grow beyond a share of the largest result."
+    out, size = tmp_path/'out', int(share*max(map(len, whole.values())))
+    extract(dump, out)
+    r = subprocess.run([sys.executable, '-c', LIMITED, str(dump), str(out), str(few), str(size)], capture_output=True, text=True, timeout=120)
+    last = r.stderr.splitlines()[-1]
+    assert r.returncode and f'DiskError: no disk space to write {out}' in last and '.spill' not in last, r.stderr[-800:]
+    assert read(out) == whole and [n for n in names(out) if not n.startswith('.spill-')] == sorted(FILES)
+    assert not [p for p in out.rglob('*') if p.name.endswith('.tmp') or p.name in ('results', 'duckdb')]
+    extract(dump, out, block_size=BLOCK, group=2)
+    assert read(out) == whole and names(out) == sorted(FILES)
+
+
+def test_a_failure_while_writing_keeps_what_was_there(dump, whole, tmp_path, monkeypatch):
+    from histchrono.chronoscope import dump as module
+    for stage in ('put_in_order', 'write_json', '_write_manifest'):
+        extract(dump, tmp_path/'out')
+        def fail(*a, **k): raise RuntimeError(stage)
+        with monkeypatch.context() as m:
+            m.setattr(module, stage, fail)
+            with pytest.raises(RuntimeError, match=stage): extract(dump, tmp_path/'out', snapshot='later')
+        assert read(tmp_path/'out') == whole
+
+
+@pytest.mark.parametrize('settings, words', [(dict(memory_limit='junk'), "memory limit 'junk' cannot be read"), (dict(memory_limit=''), "memory limit '' cannot be read"), (dict(memory_limit='1KB'), 'memory limit 1KB is too little'),
+    (dict(workers=100_000), '100000 workers on'), (dict(workers=0), '0 workers'), (dict(properties='P99999999999999999999'), "'P99999999999999999999' is no property"), (dict(properties=['P39', 'P99999999999']), "'P99999999999' is no property")])
+def test_settings_are_checked_first(dump, whole, tmp_path, settings, words):
+    extract(dump, tmp_path/'out')
+    for d in ('out', 'new'):
+        with pytest.raises(InputError, match=words) as e: extract(dump, tmp_path/d, **settings)
+        assert '\n' not in str(e.value)
+    assert read(tmp_path/'out') == whole and not (tmp_path/'new').exists()
+
+
+def test_little_memory_is_enough_or_named(dump, whole, tmp_path, monkeypatch):
+    from histchrono.chronoscope import sorting
+    monkeypatch.setattr(sorting, '_FEW', 0)
+    try: extract(dump, tmp_path/'out', memory_limit='16MB', workers=2)
+    except InputError as e: assert 'memory limit 16MB is too little' in str(e) and '\n' not in str(e)
+    extract(dump, tmp_path/'out', memory_limit='200MB', workers=2)
+    assert read(tmp_path/'out') == whole
+
+
+def test_the_largest_property_goes_through(tmp_path):
+    from histchrono.chronoscope.truth import build_truth
+    (tmp_path/'a.json').write_bytes(array([item(1, claims={'P999999999': [ref(2)]})]))
+    extract(tmp_path/'a.json', tmp_path/'in', properties='P999999999')
+    assert build_truth(tmp_path/'in', '2022-01-01', 'strict', tmp_path/'out')['timeless'] == 1
+
+
+def test_nothing_came(tmp_path):
+    code = f"from histchrono.chronoscope.dump import extract; extract('-', {str(tmp_path/'out')!r})"
+    got = subprocess.run([sys.executable, '-c', code], input=b'', capture_output=True, timeout=120)
+    assert b'- is empty: nothing came on standard input' in got.stderr and b'download' not in got.stderr
+    os.mkfifo(tmp_path/'pipe')
+    p = subprocess.Popen(['cp', '/dev/null', str(tmp_path/'pipe')])
+    with pytest.raises(IncompleteInput, match='pipe is empty: nothing came through the pipe'): extract(tmp_path/'pipe', tmp_path/'out')
+    p.wait(20)
+
+
+def test_joiners_that_spell(tmp_path):
+    names_ = {1: 'می\u200cخواهم', 2: 'क्\u200dष', 3: '\U0001f468\u200d\U0001f469 Ada'}
+    (tmp_path/'a.json').write_bytes(array([item(n, labels={'en': {'value': f'\u200e\u200d{t}\u200c\u202c'}}) for n, t in names_.items()]))
+    extract(tmp_path/'a.json', tmp_path/'out')
+    assert pq.read_table(tmp_path/'out'/'entities.parquet')['label'].to_pylist() == list(names_.values())
+
+
+# --- synthetic dumps
+
+@pytest.mark.parametrize('n, name, seed, words', [(3, 'd.json', -1, 'seed -1'), (0, 'd.json', 7, 'at least 1'), (10**15, 'd.json.gz', 7, 'at most'), (3, 'file/d.json', 7, 'cannot be written'), (3, 'd.json/x.json', 7, 'cannot be written')])
+def test_synthetic_dumps_refuse(tmp_path, n, name, seed, words):
+    (tmp_path/'file').write_text('x'); (tmp_path/'d.json').write_text('old')
+    with pytest.raises(InputError, match=words): synth_dump(n, tmp_path/name, seed)
+    assert (tmp_path/'d.json').read_text() == 'old' and names(tmp_path) == ['d.json', 'file']
+
+
+def test_a_synthetic_dump_beside(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    synth_dump(3, 'd.json')
+    assert names(tmp_path) == ['d.json']

@@ -87,7 +87,7 @@ def living_people(
                 if q in living: names.update(ours)
     return People(living & qids, names - {''}, known, called)
 
-# %% ../../nbs/chronoscope/datacard.ipynb #c15552e31
+# %% ../../nbs/chronoscope/datacard.ipynb #c2a123c0b
 def _named(t: dict, p: People) -> bool: # whether a turn names somebody who may be living where no number says who it is
     subject, answer = t['subject_qid'] in p.known, t['answer_qid'] in p.known
     texts = [] if subject else [t['subject_label']]
@@ -104,6 +104,7 @@ def _open(t: dict, p: People) -> bool: # whether neither numbers nor names of en
         if (t[q] or t[n] or q == 'subject_qid') and not (t[q] in p.known if t[q] else _words(t[n] or '') in p.called): return True
     return False
 
+# %% ../../nbs/chronoscope/datacard.ipynb #c6c61a641
 def about_living(
     batch: pa.RecordBatch, # of `CHAINS`
     p: People, # of `living_people`
@@ -125,7 +126,7 @@ def about_living(
         unsure[chain[i]] |= _open(t, p)
     return how, unsure & (how == 0)
 
-# %% ../../nbs/chronoscope/datacard.ipynb #cac523f80
+# %% ../../nbs/chronoscope/datacard.ipynb #c63e0889b
 HUB_SPLITS = {'train': 'train', 'dev': 'validation', 'test': 'test'} # the column's word → the library's
 
 def is_local(
@@ -155,6 +156,7 @@ def _count(batch, how, unsure, c: Counter): # adds the counts of a batch
     c['local subjects'] += int(s.sum()); c['local answers'] += int(a.sum()); c['answers'] += pc.sum(pc.greater(pc.utf8_length(get('answer_qid')), 0)).as_py() or 0
     c['local chains'] += len(np.unique(chain[s | a]))
 
+# %% ../../nbs/chronoscope/datacard.ipynb #cfb462422
 def survey(
     path, # chains.parquet
     people: People = None, # of `living_people`; None keeps all

@@ -125,7 +125,7 @@ def naming_damage(
             if why := _damage(d/'statements.parquet'): raise InputError(f"{d/'statements.parquet'} is damaged ({why}): run extract into {d} again") from None
         raise
 
-# %% ../../nbs/chronoscope/intervals.ipynb #c1858a9fa
+# %% ../../nbs/chronoscope/intervals.ipynb #cb289e3a4
 def _quoted(text) -> str: return "'" + str(text).replace("'", "''") + "'"
 
 _SOUND = """(regexp_full_match(subject, 'Q[1-9][0-9]{0,17}') AND regexp_full_match(property, 'P[1-9][0-9]{0,8}') AND regexp_full_match(value, 'Q[1-9][0-9]{0,17}')
@@ -148,7 +148,8 @@ def load_statements(
         found[name] = dict(folder=d.name, complete=complete)
         files.append(f)
     number = lambda c: f'CAST(substr({c}, 2) AS BIGINT)'
-    con.register('extracts', pa.table({'snapshot': pa.array(found, pa.string()), 'file': pa.array(map(str, files), pa.string())}))
+    con.execute('CREATE TABLE extracts (snapshot VARCHAR, file VARCHAR)')
+    con.executemany('INSERT INTO extracts VALUES (?, ?)', [[s, str(f)] for s, f in zip(found, files)])
     con.execute(f"CREATE VIEW claims AS SELECT *, {number('value')} AS number, {number('subject')} AS subject_number, {number('property')} AS property_number, rank = 'preferred' AS preferred FROM {parquet_sql(files)}")
     return found
 
