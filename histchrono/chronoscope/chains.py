@@ -115,7 +115,7 @@ def _in_order(folder: Path, families: tuple, chunks, workers: int, pool):
         if len(waiting) > 2*workers: yield waiting.popleft().result()
     while waiting: yield waiting.popleft().result()
 
-# %% ../../nbs/chronoscope/chains.ipynb #cbeb23f5c
+# %% ../../nbs/chronoscope/chains.ipynb #c165e7e6f
 _ROWS = 1 << 16 # in each row group but the last
 
 def _regroup(tables, rows: int = _ROWS):
@@ -125,9 +125,9 @@ def _regroup(tables, rows: int = _ROWS):
         waiting.append(t); n += t.num_rows
         while n >= rows:
             whole = pa.concat_tables(waiting)
-            yield whole.slice(0, rows)
+            yield whole.slice(0, rows).combine_chunks() # pages must not show where chunks met
             waiting, n = [whole.slice(rows)], n - rows
-    if n: yield pa.concat_tables(waiting)
+    if n: yield pa.concat_tables(waiting).combine_chunks()
 
 def _open(path: Path) -> pa.Table: return pa.ipc.open_file(pa.memory_map(str(path))).read_all()
 
