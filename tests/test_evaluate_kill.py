@@ -3,6 +3,7 @@ from collections import Counter
 from pathlib import Path
 import os, random, signal, subprocess, sys, time
 
+import pyarrow.parquet as pq
 import pytest
 
 from histchrono.chronoscope.chainfile import make_chain, write_chains
@@ -81,11 +82,11 @@ def test_kill_and_resume(place):
     everything = asked(place, 'whole.log')
     assert len(everything) == len(set(everything)) > 60
     draw, kills, at = random.Random(2), 0, 0
-    for _ in range(3):
-        at += draw.randint(5, 25)
+    for _ in range(10):
+        at += draw.randint(1, len(everything) // 9)
         kills += kill_after(place, 'cut', 'cut.log', at)
         assert not (place/'cut'/'manifest.json').exists()
-    assert kills == 3
+    assert kills >= 8
     finish(place, 'cut', 'cut.log')
     times = Counter(asked(place, 'cut.log'))
     assert set(times) == set(everything)
@@ -99,9 +100,10 @@ def test_torn_shard_costs_its_own_prompts(place):
     finish(place, 'whole', 'whole.log')
     before = results(place, 'whole')
     shard = sorted(place.glob('whole/completions/*/*.parquet'))[0]
+    lost = pq.read_metadata(shard).num_rows
     shard.write_bytes(shard.read_bytes()[:-20])
     finish(place, 'whole', 'again.log')
-    assert 0 < len(asked(place, 'again.log')) <= BATCH
+    assert len(asked(place, 'again.log')) == lost > 0
     assert results(place, 'whole') == before
 
 
@@ -145,10 +147,12 @@ def test_a_paper_model_by_name_whatever_the_batch(place, monkeypatch):
     monkeypatch.setenv('HISTCHRONO_HOME', str(home))
     seen = {}
     for run, size in (('one', 1), ('two', 2), ('eight', 8), ('again', 8)):
-        (home/'settings.ini').write_text(ini.replace('batch_size = 16', f'batch_size = {size}').replace('threads = 2', 'threads = 1').replace('max_new_tokens = 24', 'max_new_tokens = 5') + f'\n[weights]\nQwen3-4B = {weights}\n')
+        (home/'settings.ini').write_text(ini.replace('batch_size = 32', f'batch_size = {size}').replace('threads = 2', 'threads = 1').replace('max_new_tokens = 24', 'max_new_tokens = 5') + f'\n[weights]\nQwen3-4B = {weights}\n')
         counts = evaluate(place/'few.parquet', 'Qwen3-4B', out=place/run, progress=False)
         assert counts['errors'] == 0 and counts['asked'] == counts['prompts'] > 20
         seen[run] = {f.name: f.read_bytes() for f in sorted((place/run/'predictions').iterdir())}
         assert json.loads((place/run/'manifest.json').read_text())['machine']['architecture'] == 'Qwen3ForCausalLM'
-    assert seen['one'] == seen['two'] == seen['eight'] == seen['again']
+    assert seen['eight'] == seen['again']
+    said = {run: {f.stem: pq.read_table(f).drop_columns(['cached_tokens', 'margin', 'notes']).to_pylist() for f in sorted((place/run/'predictions').iterdir())} for run in seen}
+    assert said['one'] == said['two'] == said['eight'] # how much came out of a cache depends on the batch, what was said does not
     assert (place/'eight'/'manifest.json').read_bytes() == (place/'again'/'manifest.json').read_bytes()
