@@ -6,7 +6,7 @@
 __all__ = ['GREEDY', 'NEAR_TIE', 'CANDIDATES', 'ENGINES', 'Completion', 'Engine', 'model_key', 'load', 'end_tokens',
            'TransformersEngine', 'Session', 'open_engine']
 
-# %% ../../nbs/models/engines.ipynb #c6eefd748
+# %% ../../nbs/models/engines.ipynb #c921d9cab
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,7 +17,7 @@ from ..core.errors import InputError
 from ..core.provenance import text_hash
 from .chat import Chat, Prompt, encode, system_prefix
 from .decoding import Rows, carry, decode, window_of
-from .registry import get
+from .registry import engine_of, get
 from .weights import named_path, resolve, revision_of
 
 # %% ../../nbs/models/engines.ipynb #c3fcbc715
@@ -194,7 +194,7 @@ def _candidates(e: TransformersEngine, prompts: list) -> list[tuple]:
         out += [tuple(dict.fromkeys(texts[i * e.k:(i + 1) * e.k])) for i in range(len(part))]
     return out
 
-# %% ../../nbs/models/engines.ipynb #c17ea5f02
+# %% ../../nbs/models/engines.ipynb #cdc998737
 ENGINES = ('transformers', 'openai', 'vllm')
 
 def open_engine(
@@ -205,15 +205,14 @@ def open_engine(
 ) -> Engine: # ready to answer
     "The engine of a registry name, its weights found or fetched, or its server found."
     model = get(name)
-    engine = engine or model.backend
     if model.kind not in ('chat', 'base', 'vision_chat'): raise InputError(f"{model.name} is no language model but a {model.kind}: name one of `histchrono models`")
-    if engine not in ENGINES: raise InputError(f"unknown engine {engine!r}: use one of {', '.join(ENGINES)}")
+    if engine and engine not in ENGINES: raise InputError(f"unknown engine {engine!r}: use one of {', '.join(ENGINES)}")
+    engine = engine_of(model, engine or '', named_path(model.name) is not None)
     if engine == 'openai':
         from histchrono.models.server import open_server
         return open_server(model, settings, **limits)
-    if any(v is not None for v in limits.values()): raise InputError(f"{', '.join(k.replace('_', '-') for k in limits)} is for servers: {model.name} runs on {engine}")
-    if model.backend == 'openai' and not named_path(model.name): raise InputError(f"{model.name} is asked through a server: use --engine openai")
+    if given := [k for k, v in limits.items() if v is not None]: raise InputError(f"{' and '.join('--' + k.replace('_', '-') for k in given)} is for servers: {model.name} runs on {engine}")
     if engine == 'vllm':
         from histchrono.models.vllm_engine import open_vllm
-        return open_vllm(model, settings)
+        return open_vllm(model.name, settings)
     return TransformersEngine(resolve(model.name), model.name, settings.dtype, settings.threads, settings.batch_size, settings.max_new_tokens, model.template, candidates=settings.candidates, candidates_by=settings.candidates_by)
