@@ -54,7 +54,7 @@ def small_project(base: Path, chains: int = 24) -> Path:
     small_facts(p / "data" / "wikidata")
     tiny_model(base / "tiny")
     ini = (root() / "settings.ini").read_text()
-    ini = ini.replace("eval_chains = 253", f"eval_chains = {chains}").replace("bootstrap = 2000", "bootstrap = 100")
+    ini = ini.replace("eval_chains = 400\nparaphrases = 120", f"eval_chains = {chains}\nparaphrases = {chains // 4}").replace("bootstrap = 2000", "bootstrap = 100")
     assert f"eval_chains = {chains}" in ini and "bootstrap = 100" in ini and ini.count("[weights]") == 1
     (p / "settings.ini").write_text(ini + f"SmolLM2-135M-Instruct = {base / 'tiny'}\n")
     return p
