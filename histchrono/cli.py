@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['app', 'run', 'write_dumps', 'extract', 'synth_dump', 'synth_truth', 'truth', 'chains', 'import_chains',
-           'export_chains', 'evaluate', 'score', 'models', 'fetch', 'main']
+           'export_chains', 'paraphrase', 'evaluate', 'score', 'models', 'fetch', 'main']
 
 # %% ../nbs/cli.ipynb #cebc73bbf
 from pathlib import Path
@@ -119,7 +119,7 @@ def truth(
     for w in rows.pop('warnings', ()): print(f'histchrono: {w}', file=sys.stderr)
     print(', '.join(f'{k}: {v}' for k, v in rows.items()))
 
-# %% ../nbs/cli.ipynb #cf39c9445
+# %% ../nbs/cli.ipynb #c4b527ec7
 @app.command()
 def chains(
     dir: Annotated[list[Path], typer.Argument(help='Folders written by truth.')],
@@ -162,32 +162,58 @@ def export_chains(
     print(', '.join(f'{k}: {v}' for k, v in r.items()))
 
 @app.command()
+def paraphrase(
+    chains: Annotated[Path, typer.Argument(help='A chains file.')],
+    out: Annotated[Path, typer.Option(help='The Parquet file to write; its report goes beside it as JSON.')],
+    n: Annotated[int, typer.Option('-n', '--number', min=1, help='How many chains, spread over families and lengths.')] = 120,
+    by: Annotated[str, typer.Option('--with', help='rules, or a model\'s name: it is asked with the paper\'s prompt.')] = 'rules',
+    profile: Annotated[str, typer.Option(help='Where the seed and the engine\'s settings come from.')] = 'demo',
+    engine: Annotated[Optional[str], typer.Option(help='transformers, openai or vllm; default the model\'s own.')] = None,
+    max_cost: Annotated[Optional[float], typer.Option(help='Stop a server\'s bill here, in the currency of settings.ini [prices].')] = None,
+    max_tokens: Annotated[Optional[int], typer.Option(help='Stop a server\'s tokens here.')] = None,
+):
+    "Ask the same in other words: paraphrased chains, checked, with counts of what was dropped."
+    from histchrono.chronoscope.pipeline import paraphrase_stage
+    for line in paraphrase_stage(chains, out, n, by, profile, engine, max_cost=max_cost, max_tokens=max_tokens): print(line)
+
+@app.command()
 def evaluate(
-    chains: Annotated[Path, typer.Option(help='A chains file.')],
+    chains: Annotated[list[Path], typer.Option(help='A chains file; may be given several times (a sample and its paraphrases).')],
     model: Annotated[str, typer.Option(help='A name from `histchrono models`.')],
     out: Annotated[Path, typer.Option(help='Folder for predictions.')],
     setting: Annotated[str, typer.Option(help='One or several of gold,self,questions_only,explicit.')] = 'gold,self,questions_only,explicit',
-    limit: Annotated[int, typer.Option(min=0, help='Only the first N chains; 0 = all.')] = 0,
+    limit: Annotated[int, typer.Option(min=0, help='Only the first N chains, going round the families; 0 = all.')] = 0,
     profile: Annotated[str, typer.Option(help='Where batch size, dtype and threads come from.')] = 'demo',
+    engine: Annotated[Optional[str], typer.Option(help='transformers, openai or vllm; default the model\'s own.')] = None,
+    candidates: Annotated[int, typer.Option(min=0, help='k of Acc@k; 0 = the profile\'s.')] = 0,
+    self_chains: Annotated[int, typer.Option(min=0, help='The self-conditioned setting asks only N chains; 0 = all.')] = 0,
+    questions_only_history: Annotated[bool, typer.Option('--questions-only-history', help='Questions Only shows the earlier questions, as the released program does.')] = False,
+    max_cost: Annotated[Optional[float], typer.Option(help='Stop a server\'s bill here, in the currency of settings.ini [prices].')] = None,
+    max_tokens: Annotated[Optional[int], typer.Option(help='Stop a server\'s tokens here.')] = None,
 ):
     "Ask a model every turn of every chain; a run that was ended goes on where it was."
     from histchrono.chronoscope.pipeline import evaluate_stage
-    for line in evaluate_stage(chains, model, out, _words(setting), limit or None, profile): print(line)
+    for line in evaluate_stage(chains, model, out, _words(setting), limit or None, profile, engine, candidates, self_chains, questions_only_history, max_cost=max_cost, max_tokens=max_tokens): print(line)
 
 @app.command()
 def score(
     dir: Annotated[Path, typer.Argument(help='A folder written by evaluate.')],
     chains: Annotated[Optional[Path], typer.Option(help='The chains that were asked; default the copy in DIR.')] = None,
-    match: Annotated[str, typer.Option(help='relaxed, exact or released.')] = 'relaxed',
+    match: Annotated[str, typer.Option(help='relaxed, exact, released, or all side by side.')] = 'relaxed',
+    cluster: Annotated[str, typer.Option(help='What intervals resample: subject (the chain\'s first) or chain.')] = 'subject',
+    out: Annotated[Optional[Path], typer.Option(help='Also write every row and column as CSV.')] = None,
 ):
     "Score answers: accuracy, chains, drift, with 95 % intervals."
     from histchrono.chronoscope.score import score
-    t = score(dir, chains, match=match)
-    shown = t[['setting', 'scope', 'group', 'metric', 'value', 'lo', 'hi', 'n', 'answered', 'failures']].copy()
+    t = score(dir, chains, match=match, cluster=cluster)
+    if out:
+        from histchrono.core.io import write_text
+        write_text(out, t.to_csv(index=False, lineterminator='\n'))
+    shown = t[[c for c in ('setting', 'match', 'scope', 'group', 'metric', 'value', 'lo', 'hi', 'n', 'answered', 'failures') if c != 'match' or t.match.nunique() > 1]].copy()
     for c in ('value', 'lo', 'hi', 'answered'): shown[c] = shown[c].map(lambda x: f'{x:.3f}')
     print(_lines(shown))
 
-# %% ../nbs/cli.ipynb #c302df231
+# %% ../nbs/cli.ipynb #c7fb8b57b
 @app.command()
 def models(
     paper: Annotated[Optional[str], typer.Option(help='Only chronoscope or synthetic_history.')] = None,
@@ -197,17 +223,18 @@ def models(
     from histchrono.models.registry import models_table
     if paper: check_choice('paper', paper, ('chronoscope', 'synthetic_history', 'project'), '--paper')
     t = models_table(paper)
-    shown = [c for c in ('name', 'id', 'backend', 'licence', 'memory_gib', 'status', 'needs') if c in t]
+    shown = [c for c in ('name', 'id', 'licence', 'memory_gib', 'engines', 'needs') if c in t]
     print(_lines(t[shown]))
 
 @app.command()
 def fetch(
     model: Annotated[str, typer.Argument(help='A name from `histchrono models`.')],
     out: Annotated[Optional[Path], typer.Option(help='Write what was fetched, with its hash, as JSON.')] = None,
+    accept_terms: Annotated[bool, typer.Option('--accept-terms', help='I accept the model\'s terms of use.')] = False,
 ):
     "Fetch a model's weights into the cache and check them."
     from histchrono.chronoscope.pipeline import fetch_stage
-    print(fetch_stage(model, out))
+    print(fetch_stage(model, out, accept_terms))
 
 # %% ../nbs/cli.ipynb #ca77c0a4b
 def main():
