@@ -119,7 +119,7 @@ def truth(
     for w in rows.pop('warnings', ()): print(f'histchrono: {w}', file=sys.stderr)
     print(', '.join(f'{k}: {v}' for k, v in rows.items()))
 
-# %% ../nbs/cli.ipynb #c4b527ec7
+# %% ../nbs/cli.ipynb #cf711bb7e
 @app.command()
 def chains(
     dir: Annotated[list[Path], typer.Argument(help='Folders written by truth.')],
@@ -190,10 +190,11 @@ def evaluate(
     questions_only_history: Annotated[bool, typer.Option('--questions-only-history', help='Questions Only shows the earlier questions, as the released program does.')] = False,
     max_cost: Annotated[Optional[float], typer.Option(help='Stop a server\'s bill here, in the currency of settings.ini [prices].')] = None,
     max_tokens: Annotated[Optional[int], typer.Option(help='Stop a server\'s tokens here.')] = None,
+    batch: Annotated[bool, typer.Option('--batch', help='Hand the questions in as files, where the server has a batch interface: slower and cheaper.')] = False,
 ):
     "Ask a model every turn of every chain; a run that was ended goes on where it was."
     from histchrono.chronoscope.pipeline import evaluate_stage
-    for line in evaluate_stage(chains, model, out, _words(setting), limit or None, profile, engine, candidates, self_chains, questions_only_history, max_cost=max_cost, max_tokens=max_tokens): print(line)
+    for line in evaluate_stage(chains, model, out, _words(setting), limit or None, profile, engine, candidates, self_chains, questions_only_history, max_cost=max_cost, max_tokens=max_tokens, batches=out/'batches' if batch else None): print(line)
 
 @app.command()
 def score(

@@ -97,7 +97,19 @@ def _draw(rows: list, n: int, used: Counter) -> list: # `n` of rows in hash orde
         left = rest
     return out
 
-# %% ../../nbs/chronoscope/chainfile.ipynb #cffd776d4
+# %% ../../nbs/chronoscope/chainfile.ipynb #cab6295b9
+def _lift(plan: dict, have: dict, at_least: dict, n: int):
+    "Raise a plan, (family, length) → chains, to at least so many of each length and to `n` in all; the family with the fewest goes first."
+    total = lambda f: sum(m for (g, _), m in plan.items() if g == f)
+    def more(fits):
+        open_ = [s for s in sorted(plan) if fits(s) and plan[s] < have[s]]
+        if open_: plan[min(open_, key=lambda s: (total(s[0]), plan[s], s))] += 1
+        return bool(open_)
+    for length, floor in sorted(at_least.items()):
+        while sum(m for (_, l), m in plan.items() if l == length) < floor and more(lambda s: s[1] == length): pass
+    while sum(plan.values()) < n and more(lambda s: s[1] < LONG): pass
+
+# %% ../../nbs/chronoscope/chainfile.ipynb #c9958d529
 _SPARE = 20 # times as many rows of a stratum are looked at as are wanted, so that subjects can be spread
 
 def _rows(path, at: list) -> list: # chains as dict, in the order of `at`; rows are read a row group at a time
@@ -133,6 +145,7 @@ def sample_chains(
     seed: int,
     quotas: dict = None, # family → how many; default: equal numbers, what a family lacks going to the others
     per_stratum: int = 100_000, # at most so many of a family and length (Appendix A)
+    at_least: dict = None, # length → how many chains of it, of whatever family; more than `quotas` are drawn to reach it, and then up to `n`
 ) -> list: # chains as dict, sorted by family, anchor, id
     "Draw a sample stratified by family and length that does not depend on the order of the file."
     strata, sizes = _strata(path, seed, min(per_stratum, _SPARE*max(n, 50)))
@@ -140,11 +153,13 @@ def sample_chains(
     if unknown: raise InputError(f"{path} holds no chain of {', '.join(unknown)}: correct the quotas or make these families")
     strata, used, picked = _once(path, strata), Counter(), []
     sizes = Counter({f: sum(len(r) for (g, _), r in strata.items() if g == f) for f in sizes})
+    have, plan = {s: min(len(rows), per_stratum) for s, rows in strata.items()}, {}
     for f, want in (quotas or _even(n, sizes)).items():
-        have = {l: min(len(rows), per_stratum) for (g, l), rows in strata.items() if g == f}
-        few = {l: min(n, max(1, want // 24)) if l == LONG and len(have) > 1 else n for l, n in have.items()}
-        for length, m in _even(want, few if sum(few.values()) >= min(want, sizes[f]) else have).items():
-            picked += [r['chain'] for r in _draw(strata[f, length], m, used)]
+        mine = {l: m for (g, l), m in have.items() if g == f}
+        few = {l: min(m, max(1, want // 6)) if l == LONG and len(mine) > 1 else m for l, m in mine.items()}
+        plan |= {(f, l): m for l, m in _even(want, few if sum(few.values()) >= min(want, sizes[f]) else mine).items()}
+    if at_least: _lift(plan, have, at_least, n)
+    for s, m in plan.items(): picked += [r['chain'] for r in _draw(strata[s], m, used)]
     return sorted(picked, key=lambda c: (c['family'], c['anchor'], c['chain_id']))
 
 # %% ../../nbs/chronoscope/chainfile.ipynb #cf1125252

@@ -155,7 +155,7 @@ def decode(
             at = at + 1
         return Turn(out, gap, _join(rows, parts, out) if keep else None)
 
-# %% ../../nbs/models/decoding.ipynb #c705f6551
+# %% ../../nbs/models/decoding.ipynb #c7d093876
 def window_of(
     model, # a causal language model
 ) -> int: # tokens that may be in a kept cache; 0 where none can be kept
@@ -164,4 +164,5 @@ def window_of(
     config = model.config.get_text_config() if hasattr(model.config, 'get_text_config') else model.config
     kinds = {type(l) for l in DynamicCache(config=config).layers} or {DynamicLayer}
     if kinds - {DynamicLayer, DynamicSlidingWindowLayer}: return 0
-    return getattr(config, 'sliding_window', None) or 1 << 30 if DynamicSlidingWindowLayer in kinds else 1 << 30
+    if DynamicSlidingWindowLayer not in kinds: return 1 << 30
+    return getattr(config, 'sliding_window', None) or getattr(config, 'attention_chunk_size', None) or 0

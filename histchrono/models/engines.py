@@ -194,14 +194,14 @@ def _candidates(e: TransformersEngine, prompts: list) -> list[tuple]:
         out += [tuple(dict.fromkeys(texts[i * e.k:(i + 1) * e.k])) for i in range(len(part))]
     return out
 
-# %% ../../nbs/models/engines.ipynb #cdc998737
+# %% ../../nbs/models/engines.ipynb #c4f81c806
 ENGINES = ('transformers', 'openai', 'vllm')
 
 def open_engine(
     name: str, # a registry name
     settings, # a profile: dtype, threads, batch_size, max_new_tokens, candidates, candidates_by
     engine: str | None = None, # 'transformers', 'openai' or 'vllm'; None: the registry's
-    **limits, # for servers: max_cost, max_tokens
+    **limits, # for servers: max_cost, max_tokens, batches (a folder for the batch interface)
 ) -> Engine: # ready to answer
     "The engine of a registry name, its weights found or fetched, or its server found."
     model = get(name)
