@@ -156,3 +156,51 @@ def test_a_paper_model_by_name_whatever_the_batch(place, monkeypatch):
     said = {run: {f.stem: pq.read_table(f).drop_columns(['cached_tokens', 'margin', 'notes']).to_pylist() for f in sorted((place/run/'predictions').iterdir())} for run in seen}
     assert said['one'] == said['two'] == said['eight'] # how much came out of a cache depends on the batch, what was said does not
     assert (place/'eight'/'manifest.json').read_bytes() == (place/'again'/'manifest.json').read_bytes()
+
+
+CONVERSATIONS = '''
+import sys, time
+from histchrono.chronoscope.evaluate import evaluate
+from histchrono.models.engines import Session, TransformersEngine
+from histchrono.models.parallel import Forked
+chains, out, log, pause, weights = sys.argv[1], sys.argv[2], sys.argv[3], float(sys.argv[4]), sys.argv[5]
+
+class Slow(Session):
+    "A real session that waits before it answers, and writes down how many prompts it was asked."
+    def ask(self, prompts, after=None, more=False):
+        with open(log, 'a') as f: f.write(''.join(f'{hash(p) % 10**9}\\n' for p in prompts))
+        time.sleep(pause)
+        return super().ask(prompts, after, more)
+
+class Engine(TransformersEngine):
+    def session(self): return Slow(self)
+
+engine = Engine(weights, 'tiny', threads=1, batch_size=4, max_new_tokens=5, device='cpu')
+evaluate(chains, 'tiny', ('gold', 'self', 'questions_only', 'explicit'), out, engine=Forked(engine, 2), progress=False)
+'''
+
+
+def test_kept_caches_and_two_processes(place):
+    "A real model in two forked children, killed three times at random: the predictions of an uninterrupted run, to the byte."
+    (place/'run.py').write_text(CONVERSATIONS)
+    weights = str(tiny_checkpoint(place/'tiny'))
+
+    def run(out, log, pause):
+        return subprocess.Popen([sys.executable, str(place/'run.py'), str(place/'chains.parquet'), str(place/out), str(place/log), str(pause), weights],
+                                env={**os.environ, 'PYTHONPATH': os.pathsep.join(sys.path), 'PYTHONHASHSEED': '0'}, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+    assert run('whole', 'whole.log', 0).wait(300) == 0
+    everything, draw, seen = asked(place, 'whole.log'), random.Random(3), 0
+    for _ in range(3):
+        p, at, deadline = run('cut', 'cut.log', .1), len(asked(place, 'cut.log')) + draw.randint(8, len(everything) // 4), time.monotonic() + 120
+        while len(asked(place, 'cut.log')) < at and p.poll() is None and time.monotonic() < deadline: time.sleep(.01)
+        assert p.poll() is None
+        p.send_signal(signal.SIGKILL)
+        p.wait()
+        kept = sum(pq.read_metadata(f).num_rows for f in place.glob('cut/completions/*/*.parquet'))
+        assert kept >= seen
+        seen = kept
+    assert seen and not (place/'cut'/'manifest.json').exists()
+    assert run('cut', 'cut.log', 0).wait(300) == 0
+    assert results(place, 'cut') == results(place, 'whole')
+    assert set(asked(place, 'cut.log')) == set(everything)
