@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['turn_facts', 'join', 'judge', 'read_turns', 'turn_table', 'scopes', 'metric_rows', 'score_turns', 'score']
 
-# %% ../../nbs/chronoscope/score.ipynb #cab869d73
+# %% ../../nbs/chronoscope/score.ipynb #cbc1f9570
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from .evaluate import PREDICTIONS
 from .matching import MODES
 from .metrics import metrics_of, slim
 from .overlap import overlaps
-from .verdicts import verdicts
+from .verdicts import Words, verdicts
 from ..core.errors import InputError
 from ..core.io import read_parquet
 from ..core.provenance import read_manifest
@@ -61,7 +61,7 @@ def join(
     right = facts.drop(columns=['chain_id', 'turn']).take(place)
     return pd.concat([predictions.reset_index(drop=True), right.reset_index(drop=True)], axis=1).assign(fact=place)
 
-# %% ../../nbs/chronoscope/score.ipynb #c974a7800
+# %% ../../nbs/chronoscope/score.ipynb #cc63228e2
 def judge(
     joined: pd.DataFrame, # from `join`
     modes: tuple = MODES, # ways of matching
@@ -72,8 +72,9 @@ def judge(
     accepted = accepted.combine_chunks() if isinstance(accepted, pa.ChunkedArray) else accepted
     accepted = accepted.chunk(0) if isinstance(accepted, pa.ChunkedArray) else accepted
     offsets = np.r_[0, np.cumsum(np.asarray(accepted.value_lengths().fill_null(0)))]
-    v = verdicts(t.answer, t.gold, t.present, t.kind, (accepted.flatten(), offsets), modes)
-    t = t.assign(**overlaps(t.answer, t.gold), folded_hit=v['folded_gold'])
+    words = Words(t.answer, t.gold, t.present, accepted.flatten())
+    v = verdicts(t.answer, t.gold, t.present, t.kind, (accepted.flatten(), offsets), modes, w=words)
+    t = t.assign(**overlaps(t.answer, t.gold, w=words), folded_hit=v['folded_gold'])
     several = _candidates(t, modes)
     return {m: _known(t.assign(correct=v[f'{m}_gold'], present_hit=v[f'{m}_present'], accepted_hit=v[f'{m}_accepted'], **({'k_hit': several[m]} if several else {}))) for m in modes}
 
