@@ -5,8 +5,7 @@
 # %% auto #0
 __all__ = ['FAMILY_NAMES', 'SETTING_NAMES', 'METRIC_NAMES', 'FAMILY_ASKS', 'EXAMPLE_FAMILIES', 'MORE_FAMILIES', 'model_label',
            'shift_from_anchor', 'table_02', 'with_total', 'structure_check', 'shift_ceiling', 'short',
-           'benchmark_facts', 'table_01', 'example', 'describe', 'examples', 'examples_note', 'table_03',
-           'table_03_note']
+           'benchmark_facts', 'table_01', 'example', 'describe', 'examples', 'examples_note']
 
 # %% ../../nbs/chronoscope/tables.ipynb #c78d00635
 import numpy as np, pandas as pd
@@ -17,13 +16,13 @@ from ..core.io import duck, parquet_sql, read_parquet
 from ..core.paths import data_dir
 from ..models.registry import get
 
-# %% ../../nbs/chronoscope/tables.ipynb #c139b8bc4
+# %% ../../nbs/chronoscope/tables.ipynb #c42456df8
 FAMILY_NAMES = {'carryover': 'Carryover', 'carryover_then': 'Carryover-then', 'scope_switch': 'Scope switch', 'cross_entity_then': 'Cross-entity then',
     'multi_turn_chain': 'Multi-turn chain', 'temporal_narrative': 'Temporal narrative', 'interval_reasoning': 'Interval reasoning',
     'interval_change': 'Interval change', 'distinct_count': 'Distinct count', 'change_point': 'Change point', 'bridged_multi_pid': 'Bridged multi-pid'}
 SETTING_NAMES = {'gold': 'Gold context', 'self': 'Self-conditioned', 'questions_only': 'Questions only', 'explicit': 'Explicit'}
-METRIC_NAMES = {'acc1': 'Acc@1', 'final1': 'Final@1', 'chain1': 'Chain@1', 'drift': 'Drift',
-    'n_chains': 'Chains', 'n_before_merging': 'Before merging', 'median_length': 'Median length', 'max_length': 'Max length', 'avg_scope_shift': 'Scope shift',
+METRIC_NAMES = {'n_chains': '#Chains', 'acc1': 'Acc@1', 'final1': 'Final@1', 'chain1': 'Chain@1', 'drift': 'Drift',
+    'n_before_merging': 'Before merging', 'median_length': 'Median length', 'max_length': 'Max length', 'avg_scope_shift': 'Scope shift',
     'shift_from_anchor': 'Shift from anchor', 'implicit_turns_pct': 'Implicit turns (%)', 'span_years': 'Span (years)', 'drift_eligible_pct': 'Drift-eligible turns (%)'}
 
 # %% ../../nbs/chronoscope/tables.ipynb #c2539f032
@@ -205,36 +204,4 @@ def examples_note(
     missing = [FAMILY_NAMES[f] for f in families if FAMILY_NAMES[f] not in set(table.Family)]
     if missing: lines.append(f"The evaluation sample of this run has no chain of {_and(missing)}.")
     if profile == 'demo': lines.append('Answers are what the project\'s own facts say; snapshot years are valid-time reconstructions.')
-    return '\n'.join(lines)
-
-# %% ../../nbs/chronoscope/tables.ipynb #c6c723f60
-def table_03(
-    scores: pd.DataFrame, # what `score` gives, one or more models, `model` as it is printed
-    printed: pd.DataFrame, # the reported table in long form
-    metrics=('acc1', 'final1', 'chain1', 'drift'),
-) -> pd.DataFrame: # setting, model, metric, value, lo, hi, n, reported, status
-    "Scores of this run beside the paper's (Table 3) in long form."
-    mine = scores[(scores.scope == 'all') & scores.metric.isin(metrics)][['setting', 'model', 'metric', 'value', 'lo', 'hi', 'n']]
-    if not len(mine): raise InputError('no score to show: evaluate a model first')
-    models = [*dict.fromkeys(printed.model), *[m for m in dict.fromkeys(mine.model) if m not in set(printed.model)]]
-    order = pd.MultiIndex.from_product([SETTING_NAMES, models, metrics], names=['setting', 'model', 'metric'])
-    out = mine.merge(printed, how='outer', on=['setting', 'model', 'metric']).set_index(['setting', 'model', 'metric'])
-    out = out.reindex([k for k in order if k in out.index]).reset_index()
-    out['status'] = np.where(out.value.isna(), 'not_run', 'real')
-    return out.assign(setting=out.setting.map(SETTING_NAMES))
-
-def table_03_note(
-    scores: pd.DataFrame, # what `score` gives
-    profile: str,
-) -> str: # lines under the table
-    "What a reader must know of a run: how many chains and turns, what failed, what was cut."
-    one = scores[(scores.scope == 'all') & (scores.metric == 'acc1')]
-    lines = ['Acc@1: share of evaluated turns answered rightly (evaluation begins at the second turn). Final@1: last turns. Chain@1: chains of which every evaluated turn is right. Drift: share of drift-eligible turns (a present-day answer exists and differs) that are answered with it.',
-             'Context shown before a question: the true answers so far (gold), the model\'s own (self-conditioned), nothing (questions only); explicit asks each turn alone with its subject and time spelled out, and is not in the paper.']
-    drift = {(r.model, r.setting): r.n for r in scores[(scores.scope == 'all') & (scores.metric == 'drift')].itertuples()}
-    for model, part in one.groupby('model', sort=False):
-        r = next(part.itertuples())
-        lines.append(f"{model}: {r.chains} chains, {r.turns} turns, {r.n} evaluated, {drift.get((model, r.setting), 0)} of them drift-eligible. " + ' '.join(f"{SETTING_NAMES[x.setting]}: {x.failures} failed (counted as wrong), {100 * x.capped:.0f} % of answers cut at the token budget (scored as they stand)." for x in part.itertuples()))
-    lines.append('95 % intervals in brackets: bootstrap over the chains\' first subjects; Clopper–Pearson on subjects where all or none succeed.')
-    if profile == 'demo': lines.append('SmolLM2-135M-Instruct is a small model from a 4-bit file (Q4_1 GGUF); it stands in for none of the paper\'s models. Chains come from the project\'s own facts (valid-time reconstructions, not snapshots of Wikidata), so values are not comparable to the reported ones as numbers.')
     return '\n'.join(lines)

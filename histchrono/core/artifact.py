@@ -14,7 +14,7 @@ from .errors import HistError, InputError, SchemaError, disk_error
 from .io import atomic, write_text
 from .paths import data_dir, figure_dir, table_dir
 
-# %% ../../nbs/core/artifact.ipynb #c5be2b0bf
+# %% ../../nbs/core/artifact.ipynb #c943902e6
 def reported_tables() -> dict: # (paper, number) → its entry in keys.toml
     "The reported tables that exist, with what their columns are."
     spec = tomllib.loads(data_dir('reported', 'keys.toml').read_text(encoding='utf-8'))
@@ -27,11 +27,12 @@ def reported(
     "A printed table in long form; `InputError` where there is none."
     spec = reported_tables().get((paper, number))
     if spec is None: raise InputError(f"no reported table {number} of {paper}: see data/reported/keys.toml")
-    df = pd.read_csv(data_dir('reported', paper, f'table_{number:02d}.csv'), dtype={k: str for k in spec['keys']})
+    df = pd.read_csv(data_dir('reported', paper, f'table_{number:02d}.csv'), dtype={k: str for k in spec['keys']}).assign(**spec.get('fixed', {}))
+    keys = [*spec.get('fixed', {}), *spec['keys']]
     if not spec.get('long'):
-        df = df.melt(spec['keys'], spec['values'], var_name='metric', value_name='value')
+        df = df.melt(keys, spec['values'], var_name='metric', value_name='value')
         df['metric'] = df.metric.replace(spec.get('rename', {}))
-    return df.rename(columns={'value': 'reported'})[[*spec['keys'], 'metric', 'reported']]
+    return df.rename(columns={'value': 'reported'})[[*keys, 'metric', 'reported']]
 
 # %% ../../nbs/core/artifact.ipynb #ce85f7ee3
 def prompt(
@@ -63,13 +64,15 @@ def tidy(
     if out.value.isna().all(): raise SchemaError("every value of the table is empty: nothing was run, so nothing is written")
     return out[[*keys, *COLUMNS]].reset_index(drop=True)
 
-# %% ../../nbs/core/artifact.ipynb #c7dca7034
+# %% ../../nbs/core/artifact.ipynb #cddf2f786
 def number(
     x, # a number or nothing
     digits: int = 3, # after the point
 ) -> str: # '' for nothing
     "A number as a reader wants it, thousands set apart."
-    return '' if x is None or pd.isna(x) else f'{float(x):,.{digits}f}'
+    if x is None or pd.isna(x): return ''
+    text = f'{float(x):,.{digits}f}'
+    return text if float(text.replace(',', '')) else text.lstrip('-') # nothing is not negative
 
 def _whole(part: pd.DataFrame) -> bool: # whether a metric counts things
     seen = [float(x) for c in ('value', 'lo', 'hi', 'reported') for x in part[c] if not pd.isna(x)]
@@ -80,23 +83,37 @@ def cell(
     digits: int = 3,
 ) -> str:
     "A value with its interval behind it."
-    span = '' if pd.isna(lo) or pd.isna(hi) else f' ({number(lo, digits)}–{number(hi, digits)})'
+    span = '' if pd.isna(lo) or pd.isna(hi) else f" ({number(lo, digits)}{' to ' if lo < 0 else '–'}{number(hi, digits)})" # a dash beside a minus cannot be read
     return number(value, digits) + span if not pd.isna(value) else ''
 
-# %% ../../nbs/core/artifact.ipynb #cb5e85269
+# %% ../../nbs/core/artifact.ipynb #cabc7cd30
+def _across(d: pd.DataFrame, rest: list, across: str, names: dict) -> pd.DataFrame: # a row for each metric of this run and of the paper
+    cols = sorted(dict.fromkeys(d[across].astype(str)), key=lambda v: int(re.search(r'\d+', v)[0]) if re.search(r'\d+', v) else 0)
+    rows = {}
+    for key, part in d.groupby(rest, sort=False):
+        for m, one in part.groupby('metric', sort=False):
+            for source, name in (('run', 'this run'), ('paper', 'reported')):
+                at = dict(zip(one[across].astype(str), one[source]))
+                if any(at.values()): rows[(*map(str, key), f'{names.get(m, m)}, {name}')] = [at.get(c, '') for c in cols]
+    index = pd.MultiIndex.from_tuples(rows, names=[*(names.get(k, k) for k in rest), ''])
+    return pd.DataFrame(list(rows.values()), index=index, columns=[f'{names.get(across, across)} {c}' for c in cols])
+
+# %% ../../nbs/core/artifact.ipynb #ca0d348d1
 def display_table(
     df: pd.DataFrame, # long form, from `tidy`
     keys: list, # key columns
     names: dict = (), # metric or key → how it is headed
     digits: int = 3,
+    across: str = None, # a key whose values become the columns
 ) -> pd.DataFrame: # text cells, columns (metric, 'this run' | 'reported'), empty ones left out
     "Lay a long table out for reading, in the order its rows have."
     names = dict(names)
     places = {m: 0 if _whole(part) else digits for m, part in df.groupby('metric')} # a column is whole or it is not
     d = df.assign(run=[cell(v, l, h, places[m]) for v, l, h, m in zip(df.value, df.lo, df.hi, df.metric)], paper=[number(r, places[m]) for r, m in zip(df.reported, df.metric)])
+    if across: return _across(d, [k for k in keys if k != across], across, names)
     order = list(dict.fromkeys(map(tuple, d[keys].astype(str).values)))
-    cols = {}
-    for m in dict.fromkeys(d.metric):
+    cols, fullest = {}, max((list(g.metric) for _, g in d.groupby(keys, sort=False)), key=len) # the row with the most metrics has them in their order
+    for m in dict.fromkeys([*fullest, *d.metric]):
         part = d[d.metric == m]
         at = {k: (a, b) for k, a, b in zip(map(tuple, part[keys].astype(str).values), part.run, part.paper)}
         for i, head in enumerate(('this run', 'reported')):
@@ -128,7 +145,7 @@ def _heads(shown: pd.DataFrame) -> list[list[tuple]]: # rows of (text, span)
         else: spans.append((c[0], 1))
     return [[('', 1)] * len(top) + spans, top + [(c[1], 1) for c in cols]]
 
-# %% ../../nbs/core/artifact.ipynb #ca96a16f0
+# %% ../../nbs/core/artifact.ipynb #c2810acaf
 def to_html(
     shown: pd.DataFrame, # from `display_table`, or any frame of text
     title: str,
@@ -156,18 +173,31 @@ def to_markdown(
     notes = ''.join(f'\n{n}\n' for n in note.split('\n') if n)
     return f'**{title}**\n\n' + flat.to_markdown(index=False, disable_numparse=True) + '\n' + notes
 
+_TEX = {'\\': r'\textbackslash{}', '~': r'\textasciitilde{}', '^': r'\textasciicircum{}', '<': r'\textless{}', '>': r'\textgreater{}', '|': r'\textbar{}', '–': '--', '@': '{@}', '\n': r' \newline ', **{c: f'\\{c}' for c in '&%$#_{}'}}
+
+def _tex(s) -> str: return ''.join(_TEX.get(c, c) for c in str(s))
+
+def _latex_columns(flat: pd.DataFrame) -> str: # 'llp{…}': columns of long text get a width, in which they wrap
+    longest = lambda texts: max((len(l) for t in texts for l in str(t).split('\n')), default=0)
+    cells = [flat.iloc[:, i].astype(str) for i in range(flat.shape[1])]
+    width = [longest(c) for c in cells]
+    wraps = [w > 40 or any('\n' in t for t in c) for w, c in zip(width, cells)]
+    if not any(wraps): return 'l' * len(cells)
+    share = [np.sqrt(c.map(len).mean()) if k else 0 for k, c in zip(wraps, cells)]
+    room = max(.3, .96 - .013 * sum(w for w, k in zip(width, wraps) if not k)) # of the line, what the narrow columns leave
+    return ''.join(f'>{{\\raggedright\\arraybackslash}}p{{{room * s / sum(share):.2f}\\linewidth}}' if k else 'l' for k, s in zip(wraps, share))
+
 def to_latex(
     shown: pd.DataFrame, title: str, note: str = '',
 ) -> str:
-    "A table for LaTeX (needs booktabs and multirow)."
-    tex = lambda s: re.sub(r'([&%$#_{}])', r'\\\1', str(s)).replace('–', '--').replace('@', '{@}').replace('\n', r' \newline ')
-    t = shown.astype(str).map(tex)
-    t.columns = pd.MultiIndex.from_tuples([tuple(map(tex, c)) for c in t.columns]) if t.columns.nlevels > 1 else [tex(c) for c in t.columns]
-    t.index = pd.MultiIndex.from_tuples([tuple(map(tex, k)) for k in t.index], names=[tex(n) for n in t.index.names]) if t.index.nlevels > 1 else pd.Index([tex(k) for k in t.index], name=tex(t.index.name))
-    body = t.style.to_latex(hrules=True, clines=None, multicol_align='c', caption=tex(title), position='t')
-    return body.replace(r'\end{table}', ''.join(f'\\par\\footnotesize {tex(n)}\n' for n in note.split('\n') if n) + r'\end{table}')
+    "A table for LaTeX (needs booktabs, multirow and array)."
+    t = shown.astype(str).map(_tex)
+    t.columns = pd.MultiIndex.from_tuples([tuple(map(_tex, c)) for c in t.columns]) if t.columns.nlevels > 1 else [_tex(c) for c in t.columns]
+    t.index = pd.MultiIndex.from_tuples([tuple(map(_tex, k)) for k in t.index], names=[_tex(n or '') for n in t.index.names]) if t.index.nlevels > 1 else pd.Index([_tex(k) for k in t.index], name=_tex(t.index.name))
+    body = t.style.to_latex(hrules=True, clines=None, multicol_align='c', caption=_tex(title), position='t', column_format=_latex_columns(shown.astype(str).reset_index()))
+    return body.replace(r'\end{table}', ''.join(f'\\par\\footnotesize {_tex(n)}\n' for n in note.split('\n') if n) + r'\end{table}')
 
-# %% ../../nbs/core/artifact.ipynb #cebd4d094
+# %% ../../nbs/core/artifact.ipynb #c6bdd3bdb
 def write_forms(
     long: pd.DataFrame, # what the CSV holds
     shown: pd.DataFrame, # what the reader sees
@@ -192,13 +222,14 @@ def save_table(
     names: dict = (), # metric or key → how it is headed
     digits: int = 3,
     folder=None, # default `paper_tables/<paper>`
+    across: str = None, # a key whose values become the columns of the readable forms
 ) -> pd.DataFrame: # what the reader sees
     "Write a table as CSV, Markdown, HTML and LaTeX, with the reported values beside ours."
     spec = reported_tables().get((paper, number), {})
     keys = keys or spec.get('keys')
     if not keys: raise InputError(f"table {number} of {paper} is not among the reported ones: give its keys")
     long = tidy(df, keys)
-    shown = display_table(long, keys, names, digits)
+    shown = display_table(long, keys, names, digits, across)
     title = f"Table {number}. {title or spec.get('title', '')}"
     write_forms(long, shown, folder or table_dir(paper), f'table_{number:02d}', title, note)
     return shown
@@ -215,9 +246,9 @@ def save_text_table(
     write_forms(df, df.set_index(df.columns[0]), folder or table_dir(paper), f'table_{number:02d}', f'Table {number}. {title}', note)
     return df
 
-# %% ../../nbs/core/artifact.ipynb #ccdfe7775
+# %% ../../nbs/core/artifact.ipynb #c03287bae
 RC = {'svg.hashsalt': 'histchrono', 'svg.fonttype': 'path', 'figure.dpi': 110, 'savefig.dpi': 200, 'savefig.bbox': 'tight',
-      'font.family': 'DejaVu Sans', 'font.size': 9, 'axes.titlesize': 10, 'axes.titleweight': 'semibold', 'axes.titlelocation': 'left',
+      'font.family': 'DejaVu Sans', 'font.size': 9, 'axes.titlesize': 10, 'axes.titleweight': 'bold', 'axes.titlelocation': 'left',
       'axes.spines.top': False, 'axes.spines.right': False, 'axes.grid': True, 'grid.color': '#e3e6ea', 'grid.linewidth': .7, 'axes.axisbelow': True,
       'legend.frameon': False, 'axes.prop_cycle': "cycler(color=['#0b5fa5','#d1731e','#3c8d40','#a23b72','#6b6f76','#b8a100'])"}
 

@@ -239,7 +239,7 @@ def report(
     if took: bits.append('took: ' + ', '.join(f'{j.name} {minutes(j.seconds)}' for j in took))
     return f"{'done' if r.ok else 'NOT COMPLETE'} in {minutes(r.seconds)}: " + '; '.join(bits)
 
-# %% ../../nbs/core/batch.ipynb #c794aa580
+# %% ../../nbs/core/batch.ipynb #c4a1785d8
 def plan(
     names=(), # artefacts; none = all
     profile: str = 'demo',
@@ -248,8 +248,8 @@ def plan(
     s = load(profile)
     if not s.facts and len(s.dumps) != len(s.snapshots): raise SettingsError(f"profile {profile} needs `dumps` in settings.ini: one Wikidata dump a snapshot year ({' '.join(map(str, s.snapshots))}), there are {len(s.dumps)}")
     chosen, w = choose(names), Watcher()
-    for a in chosen: # a table that was deleted is made again
-        if not ((root()/'paper_tables'/f'{a}.csv').exists() or list((root()/'figures').glob(f'{a}.*'))): mark(profile, a).unlink(missing_ok=True)
+    for a in chosen: # a table or figure that was deleted is made again
+        if not ((root()/'paper_tables'/f'{a}.csv').exists() or (root()/'figures'/f'{a}.png').exists()): mark(profile, a).unlink(missing_ok=True)
     if not (root()/'workflow'/'Snakefile').is_file(): raise InputError(f"{root()/'workflow'/'Snakefile'} is missing: restore it from version control")
     try: trouble = _snakemake([f'runs/{profile}/artefacts/{a}.done' for a in chosen], profile, 1, w, dry=True)
     except (HistError, KeyboardInterrupt): raise
