@@ -58,17 +58,17 @@ def answer_of(
     "The answer in a completion, for a later prompt."
     return extract_answer(c.text) if c and c.status == 'ok' else ''
 
-# %% ../../nbs/chronoscope/asking.ipynb #ca60c9ebf
+# %% ../../nbs/chronoscope/asking.ipynb #c41af21b3
 def prompt_for(
     engine: Engine,
     msgs: list[dict], # messages of a turn
+    gaps: bool = True, # whether questions may follow each other without an answer
 ) -> tuple: # the prompt in the engine's form, and notes
     "Messages in the form that an engine takes."
     if getattr(engine, 'takes', 'ids') == 'ids':
         p = engine.encode(msgs)
         return p.ids, p.notes
-    alike = any(a['role'] == b['role'] for a, b in zip(msgs, msgs[1:]))
-    return merge(msgs) if alike else (msgs, ())
+    return merge(msgs) if gaps and any(a['role'] == b['role'] for a, b in zip(msgs, msgs[1:])) else (msgs, ())
 
 def noted(c: Completion, notes: Sequence[str]) -> Completion: return replace(c, notes=(*notes, *c.notes)) if notes else c
 
@@ -160,7 +160,7 @@ def ask_batches(
             last = now
         walk.new, walk.at = {}, {}
 
-# %% ../../nbs/chronoscope/asking.ipynb #c7d35236c
+# %% ../../nbs/chronoscope/asking.ipynb #c6e3ad628
 CHUNK = 1 << 15 # prompts made at a time
 
 def in_batches(
@@ -191,7 +191,7 @@ def ask_stream(
             msgs, h, missing = walk.prompt(n)
             key = h.hexdigest()
             if walk.known(key) is not None: there.append((n, key, missing)); continue
-            if key not in prompts: prompts[key], notes[key] = prompt_for(engine, msgs)
+            if key not in prompts: prompts[key], notes[key] = prompt_for(engine, msgs, missing or not tree.linked)
             waiting.setdefault(key, []).append((n, key, missing))
         if there: done(there, {}, 0.0)
         for pairs in stream(prompts) if prompts else ():

@@ -6,7 +6,7 @@
 __all__ = ['PREDICTIONS', 'system_prompt', 'Run', 'read_answer', 'node_columns', 'predictions', 'alone', 'near_ties', 'evaluate',
            'check_answers']
 
-# %% ../../nbs/chronoscope/evaluate.ipynb #caa94b125
+# %% ../../nbs/chronoscope/evaluate.ipynb #c6fadaa59
 from collections.abc import Sequence
 from contextlib import contextmanager
 from functools import lru_cache
@@ -16,6 +16,7 @@ import sys
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from .asking import Walk, ask_tree
 from .chainfile import CHAINS
@@ -170,20 +171,24 @@ def _write(run: Run, out: Path, settings: list[str], keep: list[str], model: str
     for s, t in tables.items(): write_parquet(t, out/'predictions'/f'{s}.parquet', PREDICTIONS)
     return tables
 
-# %% ../../nbs/chronoscope/evaluate.ipynb #cb9abfc9b
+# %% ../../nbs/chronoscope/evaluate.ipynb #c25607a54
 def _counts(run: Run, tables: dict) -> dict:
     every = pa.concat_tables(tables.values())
-    number = lambda col, value: sum(v == value for v in every[col].to_pylist())
-    plain = sum('plain_text' in n for n in every['notes'].to_pylist())
-    return dict(chains=len(run.deck), turns=len(every), answered=sum(map(bool, every['answer'].to_pylist())), prompts=len({k for keys in run.keys.values() for k in keys}), asked=run.asked,
-                truncated=number('status', 'truncated'), errors=number('status', 'error'), capped=number('finish_reason', 'length'), near_ties=sum('near_tie' in n for n in every['notes'].to_pylist()), **(dict(without_chat_template=plain) if plain else {}))
+    number = lambda col, value: int(pc.sum(pc.equal(every[col], value)).as_py() or 0)
+    plain = len(_noted(every, 'plain_text'))
+    return dict(chains=len(run.deck), turns=len(every), answered=len(every) - number('answer', ''), prompts=len({k for keys in run.keys.values() for k in keys}), asked=run.asked,
+                truncated=number('status', 'truncated'), errors=number('status', 'error'), capped=number('finish_reason', 'length'), near_ties=len(_noted(every, 'near_tie')), **(dict(without_chat_template=plain) if plain else {}))
+
+def _noted(t: pa.Table, note: str) -> pa.Table: # rows with a note
+    some = t.filter(pc.greater(pc.list_value_length(t['notes']), 0))
+    return some.filter(pa.array([note in n for n in some['notes'].to_pylist()], pa.bool_()))
 
 def near_ties(
     tables: dict, # setting → predictions
     most: int = 1000, # rows listed
 ) -> list[list]: # setting, chain, turn
     "The turns whose answer another batch might have tipped."
-    return [[s, c, k] for s, t in tables.items() for c, k, n in zip(t['chain_id'].to_pylist(), t['turn'].to_pylist(), t['notes'].to_pylist()) if 'near_tie' in n][:most]
+    return [[s, *r.values()] for s, t in tables.items() for r in _noted(t, 'near_tie').select(['chain_id', 'turn']).to_pylist()][:most]
 
 # %% ../../nbs/chronoscope/evaluate.ipynb #c451c5094
 def evaluate(
