@@ -32,7 +32,7 @@ def run_differences(
     profile: str, # a section of settings.ini
 ) -> pd.DataFrame: # model, setting, a, b, metric, difference, lo, hi, p, p_holm, n
     "Paraphrased and original chains compared, pair by pair, for every model that a profile names."
-    from histchrono.chronoscope.score import differences
+    from histchrono.chronoscope.differences import differences
     s = load(profile)
     dirs = {m: run_dir(profile, 'predictions', get(m).name) for m in s.models}
     return pd.concat([differences([d], between='variant', n_boot=s.bootstrap, seed=s.seed).assign(model=model_label(m)) for m, d in dirs.items()], ignore_index=True)

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['turn_facts', 'join', 'judge', 'read_turns', 'turn_table', 'scopes', 'metric_rows', 'score_turns', 'score']
 
-# %% ../../nbs/chronoscope/score.ipynb #cbc1f9570
+# %% ../../nbs/chronoscope/score.ipynb #cd6b52f27
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,10 +15,9 @@ import pyarrow as pa
 
 from .chainfile import CHAINS
 from .evaluate import PREDICTIONS
+from .judging import judged
 from .matching import MODES
 from .metrics import metrics_of, slim
-from .overlap import overlaps
-from .verdicts import Words, verdicts
 from ..core.errors import InputError
 from ..core.io import read_parquet
 from ..core.provenance import read_manifest
@@ -61,29 +60,28 @@ def join(
     right = facts.drop(columns=['chain_id', 'turn']).take(place)
     return pd.concat([predictions.reset_index(drop=True), right.reset_index(drop=True)], axis=1).assign(fact=place)
 
-# %% ../../nbs/chronoscope/score.ipynb #cc63228e2
+# %% ../../nbs/chronoscope/score.ipynb #c959a0cc6
 def judge(
     joined: pd.DataFrame, # from `join`
     modes: tuple = MODES, # ways of matching
 ) -> dict[str, pd.DataFrame]: # mode → the table of turns that `metrics` wants
     "Compare every answer with what is right, in every way."
     t = joined.assign(ok=joined.status == 'ok', has_present=joined.present != '')
-    accepted = pa.array(t.accepted.array.__arrow_array__()) if hasattr(t.accepted.array, '__arrow_array__') else pa.array(t.accepted)
-    accepted = accepted.combine_chunks() if isinstance(accepted, pa.ChunkedArray) else accepted
-    accepted = accepted.chunk(0) if isinstance(accepted, pa.ChunkedArray) else accepted
-    offsets = np.r_[0, np.cumsum(np.asarray(accepted.value_lengths().fill_null(0)))]
-    words = Words(t.answer, t.gold, t.present, accepted.flatten())
-    v = verdicts(t.answer, t.gold, t.present, t.kind, (accepted.flatten(), offsets), modes, w=words)
-    t = t.assign(**overlaps(t.answer, t.gold, w=words), folded_hit=v['folded_gold'])
+    v = judged(t.answer, t.gold, t.present, t.kind, _one_array(t.accepted), modes)
+    t = t.assign(token_f1=v['token_f1'], char_f1=v['char_f1'], folded_hit=v['folded_gold'])
     several = _candidates(t, modes)
     return {m: _known(t.assign(correct=v[f'{m}_gold'], present_hit=v[f'{m}_present'], accepted_hit=v[f'{m}_accepted'], **({'k_hit': several[m]} if several else {}))) for m in modes}
+
+def _one_array(lists: pd.Series) -> pa.Array: # of lists of strings
+    a = pa.array(lists, pa.list_(pa.string()))
+    return pa.concat_arrays(a.chunks) if isinstance(a, pa.ChunkedArray) else a
 
 def _candidates(t: pd.DataFrame, modes: tuple) -> dict: # mode → whether a candidate is right; {} where there is one a turn
     n = t.candidates.map(len).to_numpy()
     if n.max(initial=0) < 2: return {}
     row = np.repeat(np.arange(len(t)), n)
     flat = [c for cs in t.candidates for c in cs]
-    v = verdicts(flat, t.gold.to_numpy()[row], [''] * len(flat), t.kind.to_numpy()[row], None, modes)
+    v = judged(flat, t.gold.to_numpy()[row], [''] * len(flat), t.kind.to_numpy()[row], None, modes, folded=False, overlap=False)
     return {m: np.bincount(row, v[f'{m}_gold'], len(t)) > 0 for m in modes}
 
 def _known(t: pd.DataFrame) -> pd.DataFrame:
