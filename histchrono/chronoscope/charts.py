@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['INK', 'GREY', 'FAINT', 'HUES', 'SETTING_HUES', 'LEAST', 'spread', 'final_by_length', 'drift_by_depth',
-           'family_by_setting', 'place_labels', 'knowledge_against_drift', 'knowledge_points']
+           'family_by_setting', 'knowledge_against_drift']
 
 # %% ../../nbs/chronoscope/charts.ipynb #c5bc2d565
 import numpy as np, pandas as pd
@@ -178,100 +178,55 @@ def _heat(ax, d, families, settings, title, cmap):
     ax.spines[:].set_visible(False)
     ax.set_title(title)
 
-# %% ../../nbs/chronoscope/charts.ipynb #c8ef0eff2
-def _overlap(a, b) -> float: # area that two boxes (x0, y0, x1, y1) share
-    return max(min(a[2], b[2]) - max(a[0], b[0]), 0) * max(min(a[3], b[3]) - max(a[1], b[1]), 0)
-
-def _spots(at, w: float, h: float): # boxes around a point, with how far each is: right and left first
-    for far in (4, 9, 15, 22, 30, 40, 52):
-        for a in (0, 180, 30, -30, 150, -150, 60, -60, 120, -120, 90, -90):
-            dx, dy = np.cos(np.radians(a)), np.sin(np.radians(a))
-            x, y = at[0] + dx * (far + w/2), at[1] + dy * (far + h/2)
-            yield (x - w/2, y - h/2, x + w/2, y + h/2), far
-
-def _extent(ax, text: str, size: float) -> tuple: # width and height in points
-    t = ax.text(0, 0, text, fontsize=size)
-    box = t.get_window_extent()
-    t.remove()
-    px = ax.get_figure(root=True).dpi / 72
-    return box.width / px + 4, box.height / px + 1
-
-# %% ../../nbs/chronoscope/charts.ipynb #c510eb1a6
-def place_labels(
-    ax, # its limits are set
-    x, y, # points, in data units
-    texts: list,
-    bars=(), # ((x0, y0), (x1, y1)) of lines to keep off where possible
-    size: float = 6.5, # points
-):
-    "Write a label beside each point where it covers nothing; a thin line leads to one that had to go further."
-    from matplotlib.patheffects import withStroke
-    ax.get_figure(root=True).draw_without_rendering() # the layout decides how many points a unit is
-    to = ax.transData + ax.get_figure(root=True).dpi_scale_trans.inverted()
-    at, frame = to.transform(np.column_stack([x, y])) * 72, to.transform([(ax.get_xlim()[0], ax.get_ylim()[0]), (ax.get_xlim()[1], ax.get_ylim()[1])]).ravel() * 72
-    lines = to.transform(np.array(bars, float).reshape(-1, 2)).reshape(-1, 4) * 72
-    taken = [(a - 4, b - 4, a + 4, b + 4) for a, b in at] + [(a - .5, b - .5, c + .5, d + .5) for a, b, c, d in lines]
-    for i in np.lexsort((at[:, 0], -at[:, 1])):
-        w, h = _extent(ax, texts[i], size)
-        cost = lambda s: (sum(_overlap(s[0], t) for t in taken) * 2 + 4 * (w * h - _overlap(s[0], frame)) + s[1])
-        spot, far = min(_spots(at[i], w, h), key=cost)
-        taken.append(spot)
-        end = to.inverted().transform(np.array([(spot[0] + spot[2]) / 2, (spot[1] + spot[3]) / 2]) / 72)
-        line = dict(arrowstyle='-', color=INK, lw=.5, shrinkA=0, shrinkB=2) if far > 10 else None
-        ax.annotate(texts[i], (x[i], y[i]), end, fontsize=size, color=INK, ha='center', va='center', zorder=5, arrowprops=line, path_effects=[withStroke(linewidth=1.5, foreground='white')])
-
-# %% ../../nbs/chronoscope/charts.ipynb #c993537d3
+# %% ../../nbs/chronoscope/charts.ipynb #ce8e55257
 def knowledge_against_drift(
     scores: pd.DataFrame, # what `score` gives; the setting `explicit` is needed
 ): # a matplotlib figure
-    "Accuracy on the explicit question against drift in conversation, a point a family; drift given knowledge."
+    "Accuracy on the explicit question beside drift in conversation, a row a family; drift given knowledge."
     import matplotlib as mpl
     if not (scores.setting == 'explicit').any(): raise InputError('knowledge is measured by the setting explicit, which was not run: add it to `settings` and evaluate again')
-    talk = [s for s in SETTING_NAMES if s != 'explicit' and s in set(scores.setting)][:3]
+    talk = [s for s in SETTING_NAMES if s != 'explicit' and s in set(scores.setting)]
     fams = pick(scores[scores.metric.isin(['acc1', 'drift'])], 'family')
-    with mpl.rc_context({**_STYLE, 'axes.grid.axis': 'both'}):
-        fig, blocks = _panels(_models(fams), 6.2, 2, 2)
+    with mpl.rc_context({**_STYLE, 'axes.grid.axis': 'x'}):
+        fig, blocks = _panels(_models(fams), 5.4, 2, 2, gridspec_kw=dict(height_ratios=[11, 3.2], width_ratios=[2, 3]))
         for axes, (model, part) in zip(blocks, fams.groupby('model', sort=False)):
-            points = [knowledge_points(part, s) for s in talk]
-            right = _top(*(p.know_hi[p.n >= LEAST] for p in points))
-            for ax, setting, p in zip(axes.flat, talk, points): _knowledge_panel(ax, p, SETTING_NAMES[setting], right, _top(p.drift_hi[p.n >= LEAST]))
-            for ax in axes.flat[len(talk):3]: ax.set_visible(False)
-            _given_panel(axes.flat[3], scores[(scores.model == model) & (scores.scope == 'all')], talk)
+            order = part[(part.metric == 'acc1') & (part.setting == 'explicit')].sort_values(['value', 'group'], ascending=[False, True]).group.tolist()
+            _rows_panel(axes[0, 0], part[part.metric == 'acc1'], order, ['explicit'], 'Knowledge: explicit Acc@1', True)
+            _rows_panel(axes[0, 1], part[part.metric == 'drift'], order, talk, 'Drift in conversation', False)
+            axes[1, 0].set_visible(False)
+            _given_panel(axes[1, 1], scores[(scores.model == model) & (scores.scope == 'all')], talk)
     return fig
 
-# %% ../../nbs/chronoscope/charts.ipynb #c3ce44c3c
-def knowledge_points(
-    fams: pd.DataFrame, # scores by family of one model: acc1 and drift
-    setting: str, # the conversation's
-) -> pd.DataFrame: # family, know, know_lo, know_hi, drift, drift_lo, drift_hi, n (eligible turns)
-    "What a family's points are made of; families without a drift-eligible turn are left out."
-    one = lambda metric, s, name: fams[(fams.metric == metric) & (fams.setting == s)].set_index('group')[['value', 'lo', 'hi', 'n']].set_axis([name, f'{name}_lo', f'{name}_hi', f'{name}_n'], axis=1)
-    p = one('acc1', 'explicit', 'know').join(one('drift', setting, 'drift'), how='inner').dropna(subset=['know', 'drift'])
-    return p.rename(columns={'drift_n': 'n'}).rename_axis('family').reset_index().sort_values('family', ignore_index=True)
-
-def _knowledge_panel(ax, p, title, right, top):
-    few, p = p[p.n < LEAST], p[p.n >= LEAST]
-    ax.set(xlim=(0, right), ylim=(0, top), xlabel='explicit question answered rightly (Acc@1)', ylabel='drift in conversation', title=title)
-    ax.hlines(p.drift, p.know_lo, p.know_hi, color=HUES[0], lw=.9, alpha=.35, clip_on=False)
-    ax.vlines(p.know, p.drift_lo, p.drift_hi, color=HUES[0], lw=.9, alpha=.35, clip_on=False)
-    ax.scatter(p.know, p.drift, s=20, color=HUES[0], edgecolor='white', lw=.6, zorder=4, clip_on=False)
+# %% ../../nbs/chronoscope/charts.ipynb #c2aeabfbf
+def _rows_panel(ax, d, order, settings, title, named):
+    at, shift = {f: i for i, f in enumerate(order)}, np.linspace(-.24, .24, len(settings)) if len(settings) > 1 else [0]
+    drawn = d[d.setting.isin(settings) & (d.n >= LEAST)]
+    top = _top(drawn.hi, drawn.value)
+    for dy, s in zip(shift, settings):
+        part = drawn[drawn.setting == s]
+        y = part.group.map(at) + dy
+        ax.hlines(y, part.lo, part.hi, color=SETTING_HUES[s], lw=1, alpha=.5, zorder=2)
+        ax.plot(part.value, y, 'o', ms=3.8, color=SETTING_HUES[s], zorder=3, clip_on=False, label=SETTING_NAMES[s])
+    for f, n in d[d.setting == settings[0]].set_index('group').n.items():
+        few = n < LEAST
+        ax.annotate(f'n={n:.0f}' + (', not drawn' if few else ''), (1, at[f]), (3, 0), xycoords=('axes fraction', 'data'), textcoords='offset points', va='center', fontsize=6, color=GREY, annotation_clip=False)
+    ax.set(xlim=(0, top), ylim=(len(order) - .5, -.5), title=title)
+    ax.set_yticks(range(len(order)), [FAMILY_NAMES.get(f, f) for f in order] if named else [''] * len(order))
     ax.tick_params(length=0)
-    bars = [(a, b) for r in p.itertuples() for a, b in (((r.know_lo, r.drift), (r.know_hi, r.drift)), ((r.know, r.drift_lo), (r.know, r.drift_hi)))]
-    if len(p): place_labels(ax, p.know.to_numpy(), p.drift.to_numpy(), [f'{FAMILY_NAMES.get(f, f)}, n={n:.0f}' for f, n in zip(p.family, p.n)], bars)
-    if len(few): ax.text(.99, .99, f'not drawn, under {LEAST} eligible turns:\n' + '\n'.join(f'{FAMILY_NAMES.get(f, f)}, n={n:.0f}' for f, n in zip(few.family, few.n)), transform=ax.transAxes, ha='right', va='top', fontsize=6, color=GREY, bbox=dict(facecolor='white', edgecolor='none', alpha=.85, pad=1.5))
+    if len(settings) > 1: ax.legend(loc='lower right', fontsize=7, handletextpad=.3, borderaxespad=.2, frameon=True, framealpha=.9, edgecolor='none')
 
-# %% ../../nbs/chronoscope/charts.ipynb #c4f7243e6
+# %% ../../nbs/chronoscope/charts.ipynb #c8c2b2e29
 def _given_panel(ax, d, talk):
     at = lambda metric, s: d[(d.metric == metric) & (d.setting == s)].squeeze()
     rows = [(i, s, m) for i, s in enumerate(talk) for m in ('drift', 'drift_known') if len(d[(d.metric == m) & (d.setting == s)]) == 1 and not np.isnan(at(m, s).value)]
     top = _top(np.array([v for _, s, m in rows for v in (at(m, s).hi, at(m, s).value)]))
     for i, s, m in rows:
         r, known = at(m, s), m == 'drift_known'
-        y = i + (.16 if known else -.16)
-        ax.hlines(y, r.lo, r.hi, color=HUES[1] if known else GREY, lw=1.2, alpha=.6)
-        ax.plot(r.value, y, 'o', ms=5, color=HUES[1] if known else GREY, mfc=HUES[1] if known else 'white')
-        ax.annotate(f"{'known' if known else 'all'}: {r.value:.2f} (n={r.n:,.0f})", (np.nanmax([r.hi, r.value]), y), (4, 0), textcoords='offset points', va='center', fontsize=6.5, color=HUES[1] if known else GREY, annotation_clip=False)
-    ax.set_yticks(range(len(talk)), [SETTING_NAMES[s].replace(' ', '\n') for s in talk])
-    ax.set(xlim=(0, top * 1.45), ylim=(len(talk) - .5, -.5), xlabel='drift', title='Drift, and drift given knowledge')
+        y = i + (.2 if known else -.2)
+        ax.hlines(y, r.lo, r.hi, color=SETTING_HUES[s], lw=1.2, alpha=.5)
+        ax.plot(r.value, y, 'o', ms=4.5, color=SETTING_HUES[s], mfc=SETTING_HUES[s] if known else 'white', clip_on=False, zorder=3)
+        ax.annotate(f"{'known' if known else 'all'}: {r.value:.2f} (n={r.n:,.0f})", (np.nanmax([r.hi, r.value]), y), (4, 0), textcoords='offset points', va='center', fontsize=6.5, color=INK if known else GREY, annotation_clip=False)
+    ax.set_yticks(range(len(talk)), [SETTING_NAMES[s] for s in talk])
+    ax.set(xlim=(0, top * 1.3), ylim=(len(talk) - .5, -.5), title='Drift, of all turns and of those that are known')
     ax.grid(axis='y', visible=False)
     ax.tick_params(length=0)

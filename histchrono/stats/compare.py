@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['Difference', 'paired_sums', 'bootstrap_differences', 'no_spread', 'swap_test', 'paired_differences', 'holm']
 
-# %% ../../nbs/stats/compare.ipynb #c8b143928
+# %% ../../nbs/stats/compare.ipynb #c4a220805
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -13,7 +13,7 @@ import numpy as np
 
 from ..core.errors import InputError
 from ..core.provenance import rng
-from .bootstrap import cluster_sums
+from .bootstrap import cluster_sums, resampled_sums
 
 # %% ../../nbs/stats/compare.ipynb #cfbf3b566
 @dataclass(frozen=True)
@@ -46,20 +46,20 @@ def _differences(sums: np.ndarray) -> np.ndarray: # shape (…, 4) → (…)
     "Ratio of a minus ratio of b; nan where one has no denominator."
     with np.errstate(invalid='ignore', divide='ignore'): return sums[..., 0] / sums[..., 1] - sums[..., 2] / sums[..., 3]
 
-# %% ../../nbs/stats/compare.ipynb #c64ffa8f0
-def _blocks(n: int, c: int): # sizes that keep a block of draws under 32 MB
+# %% ../../nbs/stats/compare.ipynb #ceb0e7a48
+def _blocks(n: int, c: int) -> list[int]: # sizes that keep a block of draws under 32 MB
     size = max(1, min(n, 4_000_000 // max(c, 1)))
     return [min(size, n - i) for i in range(0, n, size)]
 
 def bootstrap_differences(
-    sums: np.ndarray, # from `paired_sums`
+    sums: np.ndarray, # shape (clusters, 4), one name's sums
     gen: np.random.Generator,
     n_boot: int = 2000, # resamples
-) -> np.ndarray: # shape (n_boot, names)
+) -> np.ndarray: # shape (n_boot,)
     "Draw clusters with replacement, both sides of each together."
-    c, flat = len(sums), sums.reshape(len(sums), -1)
-    drawn = [gen.multinomial(c, np.full(c, 1 / c), size=k).astype(float) @ flat for k in _blocks(n_boot, c)]
-    return _differences(np.concatenate(drawn).reshape(n_boot, -1, 4))
+    flip = _differences(sums.sum(0)) < 0 # then b − a is drawn, so that a − b and b − a have the same interval
+    drawn = _differences(resampled_sums(sums[:, [2, 3, 0, 1]] if flip else sums, gen, n_boot))
+    return -drawn if flip else drawn
 
 def no_spread(
     value: float, # the difference that every cluster shows
@@ -85,7 +85,7 @@ def swap_test(
     as_large = sum(int((abs(_differences(sums.sum(0) + w.astype(float) @ other)) >= seen - 1e-9).sum()) for w in worlds)
     return as_large / 2 ** c if exact else (1 + as_large) / (1 + n_swap)
 
-# %% ../../nbs/stats/compare.ipynb #cdb2bb79b
+# %% ../../nbs/stats/compare.ipynb #c084fd3db
 def paired_differences(
     units: dict, # as in `paired_sums`
     purpose: str, # what the numbers are for; seeds the draws
@@ -97,11 +97,11 @@ def paired_differences(
     "Side a minus side b of several metrics, each with a percentile interval over clusters and the p value of the swap test."
     if not units: return {}
     sums = paired_sums(units)
-    drawn = bootstrap_differences(sums, rng(f'{purpose}|bootstrap', seed), n_boot) if len(sums) else np.full((1, len(units)), np.nan)
     out = {}
     for k, (name, pair) in enumerate(units.items()):
         one = sums[:, k][(sums[:, k, [1, 3]] > 0).any(1)]
-        n, value, d = min(int((np.asarray(den) > 0).sum()) for _, den, _ in pair), float(_differences(one.sum(0))), drawn[:, k]
+        n, value = min(int((np.asarray(den) > 0).sum()) for _, den, _ in pair), float(_differences(one.sum(0)))
+        d = bootstrap_differences(one, rng(f'{purpose}|bootstrap', seed), n_boot) if len(one) > 1 else np.zeros(1)
         with np.errstate(invalid='ignore', divide='ignore'): a, b = (float(x) for x in one.sum(0)[[0, 2]] / one.sum(0)[[1, 3]])
         if np.isnan(value) or len(one) == 1: lo, hi, method = np.nan, np.nan, 'none'
         elif np.nanmax(d) - np.nanmin(d) < 1e-12: lo, hi, method = *no_spread(value, len(one), level), 'clopper-pearson'
