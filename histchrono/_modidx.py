@@ -1291,6 +1291,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                      'histchrono/chronoscope/score.py'),
                                               'histchrono.chronoscope.score.judge': ( 'chronoscope/score.html#judge',
                                                                                       'histchrono/chronoscope/score.py'),
+                                              'histchrono.chronoscope.score.lean': ( 'chronoscope/score.html#lean',
+                                                                                     'histchrono/chronoscope/score.py'),
                                               'histchrono.chronoscope.score.metric_rows': ( 'chronoscope/score.html#metric_rows',
                                                                                             'histchrono/chronoscope/score.py'),
                                               'histchrono.chronoscope.score.read_turns': ( 'chronoscope/score.html#read_turns',

@@ -58,7 +58,7 @@ def cluster_sums(
 
 def _whole(x: np.ndarray) -> bool: return bool((x == np.floor(x)).all())
 
-# %% ../../nbs/stats/bootstrap.ipynb #cc62484e4
+# %% ../../nbs/stats/bootstrap.ipynb #c9d327be3
 def _kinds(sums: np.ndarray) -> tuple[np.ndarray, np.ndarray]: # distinct rows in rising order, and how many clusters have them
     "Kinds of clusters; each cluster by itself where kinds would save nothing."
     order = np.lexsort(sums.T[::-1])
@@ -71,6 +71,7 @@ def _counts(weight: np.ndarray, gen: np.random.Generator, n: int) -> np.ndarray:
     "How often each kind is drawn."
     c, kinds = int(weight.sum()), len(weight)
     if kinds < c: return gen.multinomial(c, weight / c, size=n)
+    if c >= 1000: return np.stack([np.bincount(gen.integers(0, c, c), minlength=c) for _ in range(n)]) # stays in the cache
     return np.bincount((gen.integers(0, c, (n, c)) + c * np.arange(n)[:, None]).ravel(), minlength=n * c).reshape(n, c)
 
 def resampled_sums(
