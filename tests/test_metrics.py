@@ -1,5 +1,4 @@
 """Metrics end to end: planted models whose every number is known, chains in the authors' released form, a self-conditioned subset, identities."""
-import json
 
 import numpy as np
 import pandas as pd
@@ -104,7 +103,33 @@ def test_the_released_form_works_as_well(chains, tmp_path):
     a, b = (scored(c, rule, tmp_path / n, ("gold", "self", "questions_only")) for c, n in ((chains, "ours"), (tmp_path / "back.parquet", "theirs")))
     keys = ["setting", "scope", "group", "metric"]
     keep = a[~a.scope.isin(["variant"])].set_index(keys).value
-    assert (keep - b.set_index(keys).value.reindex(keep.index)).abs().max() < 1e-12
+    back = b.set_index(keys)
+    assert set(keep.index) == set(back.index)
+    assert np.allclose(keep, back.value.reindex(keep.index), equal_nan=True) and (a.set_index(keys).n.reindex(keep.index) == back.n.reindex(keep.index)).all()
+
+
+def test_ways_of_matching_and_scopes(chains, tmp_path):
+    s = scored(chains, lambda i, k, alone: f"It was Gold {i} {k}" if k % 2 else f"gold {i} {k}" if i % 3 else "Go", tmp_path, ("gold", "self"))
+    modes = {m: score(tmp_path, match=m, n_boot=50) for m in ("exact", "relaxed", "released")}
+    assert value(modes["exact"], "acc1") < value(modes["relaxed"], "acc1") < value(modes["released"], "acc1")  # "Go" stands in "Gold 0 2"
+    both = score(tmp_path, match="all", n_boot=50)
+    assert all(value(both[both.match == m], "acc1") == value(t, "acc1") for m, t in modes.items())
+    one = s[(s.setting == "gold") & (s.metric == "acc1")]
+    whole = one[one.scope == "all"]
+    for scope in ("family", "length", "position"):
+        part = one[(one.scope == scope) & ~one.group.str.endswith("+")]
+        assert part.n.sum() == whole.n.item() and (part.value * part.n).sum() == pytest.approx((whole.value * whole.n).item())
+    there = s.dropna(subset=["lo", "hi"])
+    assert ((0 <= there.lo) & (there.lo <= there.value + 1e-12) & (there.value <= there.hi + 1e-12) & (there.hi <= 1)).all()
+
+
+def test_a_chain_paraphrased_twice_is_no_pair(chains, tmp_path):
+    rows = read_chains(chains)[:3]
+    again = [dict(rows[0], chain_id=f"p{n}", variant="paraphrase", parent_chain_id=rows[0]["chain_id"], turns=[dict(t, question=f"{n} {t['question']}") for t in rows[0]["turns"]]) for n in range(2)]
+    write_chains(rows + again, tmp_path / "c.parquet")
+    scored(tmp_path / "c.parquet", lambda i, k, alone: f"Gold {i} {k}", tmp_path / "out", ("gold",))
+    with pytest.raises(InputError, match="paraphrased twice"):
+        differences(tmp_path / "out", "variant", n_boot=50)
 
 
 def test_a_part_of_the_chains_under_self(chains, tmp_path):

@@ -5,20 +5,21 @@
 # %% auto #0
 __all__ = ['BETWEEN', 'sides', 'aligned', 'differences']
 
-# %% ../../nbs/chronoscope/differences.ipynb #cb638cd17
+# %% ../../nbs/chronoscope/differences.ipynb #c6564c2b4
 from collections.abc import Iterator, Sequence
 from itertools import combinations
 from pathlib import Path
 
 import pandas as pd
 
+from .matching import MODES
 from .metrics import METRICS, metrics_of, slim
 from .score import read_turns
 from ..core.errors import InputError
 from ..core.settings import EVAL_SETTINGS, check_choice
 from ..stats.compare import holm, paired_differences
 
-# %% ../../nbs/chronoscope/differences.ipynb #c96708478
+# %% ../../nbs/chronoscope/differences.ipynb #c689557b3
 BETWEEN = ('setting', 'model', 'variant')
 
 def sides(
@@ -39,6 +40,7 @@ def sides(
         for m, by in split.items():
             for s in order(by):
                 para = by[s][by[s].variant == 'paraphrase']
+                if para[['parent', 'turn']].duplicated().any(): raise InputError(f"a chain of {m} was paraphrased twice ({para.parent[para[['parent', 'turn']].duplicated()].iloc[0]}): a pair needs one of each; score them apart")
                 yield m, s, 'paraphrase', 'template', para.assign(chain_id=para.parent), by[s][by[s].variant != 'paraphrase']
 
 def aligned(
@@ -50,7 +52,7 @@ def aligned(
     one, other = a.loc[both].reset_index(drop=True), b.loc[both].reset_index(drop=True)
     return one, other.assign(cluster=one.cluster), len(a) + len(b) - 2 * len(both)
 
-# %% ../../nbs/chronoscope/differences.ipynb #cbba4325d
+# %% ../../nbs/chronoscope/differences.ipynb #c9adbe3b4
 def differences(
     dirs, # a folder that `evaluate` wrote, or several, one a model
     between: str = 'setting', # 'setting', 'model' or 'variant' (a paraphrased chain and its original)
@@ -62,18 +64,22 @@ def differences(
     "Paired differences with 95 % intervals, p values and Holm's correction over all rows of a metric."
     check_choice('comparison', between, BETWEEN, 'this call')
     for m in metrics: check_choice('metric', m, METRICS, 'this call')
+    if not metrics: raise InputError(f"no metric was named: choose from {', '.join(METRICS)}")
+    check_choice('match mode', match, MODES, 'this call')
     tables = {}
     for turns, model in (read_turns(d, match=match) for d in ([dirs] if isinstance(dirs, (str, Path)) else dirs)):
         if model in tables: raise InputError(f"two folders hold answers of {model}: name one of them")
         tables[model] = turns
-    rows = []
+    rows, pairs = [], 0
     for model, setting, a, b, one, other in sides(tables, between):
         one, other, left_out = aligned(one, other)
         if not len(one): continue
+        pairs += 1
         have = [{m: f(t) for m, (f, t) in metrics_of(slim(t).drop(columns='known')).items() if m in metrics} for t in (one, other)]
         units = {m: tuple((h[m].num, h[m].den, h[m].cluster) for h in have) for m in metrics if all(m in h for h in have)}
         for m, d in paired_differences(units, f'{model}|{setting}|{a}|{b}|{match}', seed, n_boot).items():
             rows.append(dict(model=model, setting=setting, a=a, b=b, metric=m, difference=d.value, lo=d.lo, hi=d.hi, p=d.p, n=d.n, subjects=d.clusters, left_out=left_out))
+    if pairs and not rows: raise InputError(f"{', '.join(metrics)} cannot be computed from these answers (acc_k needs candidates): name other metrics")
     if not rows: raise InputError(f"nothing to compare by {between}: evaluate {dict(setting='a second setting', model='a second model', variant='paraphrased chains beside their originals')[between]} first")
     out = pd.DataFrame(rows)
     out.insert(9, 'p_holm', 0.0)

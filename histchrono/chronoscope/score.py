@@ -143,7 +143,7 @@ def scopes(
         yield 'variant', 'template', main[main.chain_id.isin(pairs.parent)]
         yield 'variant', 'paraphrase', pairs
 
-# %% ../../nbs/chronoscope/score.ipynb #cb5a6adb9
+# %% ../../nbs/chronoscope/score.ipynb #c3d88c63a
 _WORDS = ('setting', 'family', 'chain_id', 'variant', 'parent', 'status', 'finish_reason')
 ANY_MATCH = ('acc1_folded', 'token_f1', 'char_f1') # the same for every way of matching
 
@@ -167,7 +167,7 @@ def metric_rows(
     parts = metrics_of(slim(turns), at_a_position)
     units = {m: f(t) for m, (f, t) in parts.items() if m not in kept}
     rest = {m: parts[m][0](parts[m][1], answered=True) for m in units} if not turns.ok.all() else units
-    share = lambda u: u.num.sum() / u.den.sum() if u.den.sum() else np.nan
+    share = lambda u: np.sort(u.num.to_numpy()).sum() / u.den.sum() if u.den.sum() else np.nan
     got = ratio_intervals({m: (u.num, u.den, u.cluster) for m, u in units.items()}, purpose, seed, n_boot)
     new = {m: dict(metric=m, value=x.value, lo=x.lo, hi=x.hi, n=x.n, subjects=x.clusters, interval=x.method, answered=share(rest[m])) for m, x in got.items()}
     return [kept.get(m) or new[m] for m in parts]
