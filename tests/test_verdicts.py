@@ -84,11 +84,12 @@ def test_every_short_string(signs, longest):
         assert w.split() == words(f) and w == f" {' '.join(words(f))} ", t
 
 
-def test_every_short_row_of_words():
-    "Labels, articles, initials, abbreviations, numbers and signs in every order."
-    bits = ("The", "answer", "is", "Answer:", "so", "A", "a.", "J.", "F.", "St.", "Lyon", "1.", "1,234", "-", "(x)", "yes.", "two", "Result")
-    texts = [" ".join(t) for n in range(1, 5) for t in itertools.product(bits, repeat=n)]
-    right_forms(texts)
+@pytest.mark.parametrize("bits", [("The", "answer", "is", "Answer:", "so", "A", "a.", "J.", "F.", "St.", "Lyon", "1.", "1,234", "-", "(x)", "yes.", "two"),
+                                  ("my", "Reply", "response", "OUTPUT", "result", "is", "was", ":", "a:", "Lyon.", "(x)", "\u2013"),
+                                  ("a", "b.", "\'\'\'b\'\'\'", "\u2019\u2019\u2019b\u2019\u2019\u2019", "\u2018\u2018b\u2019\u2019", "_b_", "__b__", "s_b", "~~b~~", "*b*", "**b**", "`b`", "[b](c)", "(b)", "#", "\u2026")])
+def test_every_short_row_of_words(bits):
+    "Labels, articles, initials, abbreviations, numbers, markdown and signs in every order."
+    right_forms([" ".join(t) for n in range(1, 5) for t in itertools.product(bits, repeat=n)])
 
 
 # Random awkward strings
@@ -114,7 +115,7 @@ def row(draw):
     return draw(st.sampled_from([a, a, a, a, None])), g, draw(st.sampled_from([p, p, "", None])), draw(st.sampled_from(KINDS)), draw(st.lists(st.one_of(TEXT, st.just(g)), max_size=2))
 
 
-@settings(max_examples=1500, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=600, deadline=None, database=None, suppress_health_check=list(HealthCheck))
 @given(st.lists(row(), min_size=1, max_size=10))
 @example([("a", "a", "a", None, [])] * 2)
 @example([("\u0301", "\u0301", "", "entity", [""]), ("e\u0301", "e", "é", "entity", []), ("ß", "ss", "SS", "entity", ["ẞ"])])
@@ -190,7 +191,7 @@ def test_strings_at_hand_give_the_same():
 
 
 def test_very_long_answers():
-    long = ["word " * 40_000 + "Lyon", "Lyon. " * 40_000, "x" * 300_000, "é" * 100_000 + " Lyon", "- Lyon\n" * 20_000, "1" * 5_000, "(" * 50_000 + "Lyon" + ")" * 50_000]
+    long = ["word " * 20_000 + "Lyon", "Lyon. " * 20_000, "x" * 100_000, "é" * 50_000 + " Lyon", "- Lyon\n" * 20_000, "1" * 5_000, "(" * 50_000 + "Lyon" + ")" * 50_000]
     rows = [(a, g, "Paris", k, ["LYON"]) for a in long for g, k in (("Lyon", "entity"), (a, "entity"), ("1", "count"), ("yes", "yesno"))]
     begun = time.perf_counter()
     got = found(rows)
@@ -231,17 +232,16 @@ def test_answers_about_every_label_of_the_cases():
     agree(rows, found(rows, workers=2))
 
 
-def test_the_demo_s_chains_and_answers():
+def test_chains_and_answers_of_the_demo():
     "Every gold, present-day and accepted answer of the demo's chains, and every answer that a model gave, where the demo was run."
-    path = run_dir("demo") / "chains" / "sample.parquet"
-    if not path.is_file():
-        pytest.skip(f"{path.relative_to(root())} is not there: run `make demo` first")
-    turns = [t for c in pq.read_table(path).to_pylist() for t in c["turns"]]
+    chains, files = run_dir("demo") / "chains" / "sample.parquet", sorted((run_dir("demo") / "predictions").glob("*/predictions/*.parquet"))
+    if not chains.is_file() or not files:
+        pytest.skip("the demo's chains or predictions are not there: run `make demo` first")
+    turns = [t for c in pq.read_table(chains).to_pylist() for t in c["turns"]]
     labels = sorted({x for t in turns for x in (t["answer"], t["present_answer"], *(t["accepted"] or ())) if x})
-    rows = compared(labels, 20_000, 12) + [(a, t["answer"], t["present_answer"], t["answer_kind"], list(t["accepted"] or ())) for t in turns for a in (t["answer"], t["present_answer"])]
-    for file in sorted((run_dir("demo") / "predictions").glob("*/*.parquet")):
-        table = pq.read_table(file)
-        if "answer" in table.column_names:
-            given_answers = [x for x in table["answer"].to_pylist() if x]
-            rows += [(x, t["answer"], t["present_answer"], t["answer_kind"], list(t["accepted"] or ())) for x, t in zip(given_answers, itertools.cycle(turns))]
+    asked = [(t["answer"], t["present_answer"], t["answer_kind"], list(t["accepted"] or ())) for t in turns]
+    rows = compared(labels, 20_000, 12) + [(a, *q) for q in asked for a in q[:2]]
+    texts = sorted({x for f in files for c in ("answer", "raw") for x in pq.read_table(f, columns=[c])[c].to_pylist() if x})
+    assert texts
+    rows += [(x, *q) for x, q in zip(texts, itertools.cycle(asked))] + [(x, *asked[i * 7 % len(asked)]) for i, x in enumerate(texts)]
     agree(rows, found(rows, workers=2))

@@ -110,7 +110,7 @@ _TENS = {w: 10 * i for i, w in enumerate('twenty thirty forty fifty sixty sevent
 _SCALE = {'hundred': 100, 'thousand': 1000, 'million': 1_000_000}
 _DIGITS = re.compile(r'-?\d+(?:\.\d+)?|-?\d{1,3}(?:,\d{3})+(?:\.\d+)?')
 
-# %% ../../nbs/chronoscope/matching.ipynb #c40f602f7
+# %% ../../nbs/chronoscope/matching.ipynb #cc441a4f6
 def _spelled(ws: list[str]) -> float | None:
     "The value of the English number words at the start of `ws`, or None."
     total = part = 0; seen = False
@@ -122,7 +122,7 @@ def _spelled(ws: list[str]) -> float | None:
         elif w == 'and' and seen: continue
         else: break
         seen = True
-    return float(total + part) if seen else None
+    return float(total + part) if seen and total + part < 1e15 else None # a model that repeats itself names no number
 
 # %% ../../nbs/chronoscope/matching.ipynb #c27acb0e1
 @lru_cache(maxsize=1 << 18)

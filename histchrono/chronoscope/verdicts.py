@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['MANY', 'plain_forms', 'latin_forms', 'forms', 'Words', 'text_column', 'compare', 'in_parts', 'verdicts']
 
-# %% ../../nbs/chronoscope/verdicts.ipynb #ce024b635
+# %% ../../nbs/chronoscope/verdicts.ipynb #c6de42485
 from collections.abc import Sequence
 from functools import partial
 import sys
@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from .matching import MODES, answer_kind, normalise, number_in, unaccented, words, yesno_in
+from ..core.errors import InputError
 from ..models.parallel import side_by_side
 
 # %% ../../nbs/chronoscope/verdicts.ipynb #c1934b016
@@ -77,7 +78,7 @@ def _long_way(texts: list[str]) -> list[tuple[str, str]]:
     one = normalise.__wrapped__
     return [(f, _spaced(f)) for f in map(one, texts)]
 
-# %% ../../nbs/chronoscope/verdicts.ipynb #c6eb2fe63
+# %% ../../nbs/chronoscope/verdicts.ipynb #cb83211a7
 _KINDS = dict(entity=0, yesno=1, count=2, year=2)
 
 class Words:
@@ -99,7 +100,10 @@ def text_column(
     values: Sequence, # strings, None among them; a list, a series or an Arrow column
 ) -> pa.Array: # None is ''
     "A column of strings."
-    a = pa.array(values, pa.string(), from_pandas=True) if not isinstance(values, (pa.Array, pa.ChunkedArray)) else values.cast(pa.string())
+    if isinstance(values, (pa.Array, pa.ChunkedArray)): a = values.cast(pa.string())
+    else:
+        try: a = pa.array(values, pa.string(), from_pandas=True)
+        except UnicodeEncodeError: a = pa.array([v and v.encode('utf-8', 'replace').decode() for v in values], pa.string()) # half a sign is no sign
     return (a.combine_chunks() if isinstance(a, pa.ChunkedArray) else a).fill_null('')
 
 # %% ../../nbs/chronoscope/verdicts.ipynb #c4e4c7d4d
@@ -163,7 +167,7 @@ def _without_accents(w: Words, p, g, kind, same, there) -> np.ndarray:
     hit[at] = [bool(form[a] and form[b]) and (form[a] == form[b] or (word[b] in word[a] and len(word[b]) > 2)) for a, b in zip(p[at].tolist(), g[at].tolist())]
     return hit
 
-# %% ../../nbs/chronoscope/verdicts.ipynb #c7f1a6172
+# %% ../../nbs/chronoscope/verdicts.ipynb #c3bd17781
 def verdicts(
     answers: Sequence, # (n,) strings, None or '' for none
     golds: Sequence, # (n,) the gold answers
@@ -177,6 +181,8 @@ def verdicts(
 ) -> dict[str, np.ndarray]: # '<mode>_gold', '<mode>_present', '<mode>_accepted' and 'folded_gold', (n,) booleans
     "Compare columns of answers with what is right, with today's answer and with every accepted one."
     n, (flat, offsets) = len(answers), accepted if accepted is not None else ([], np.zeros(len(answers) + 1, int))
+    if {len(golds), len(presents), len(kinds), len(offsets) - 1} != {n} or offsets[-1] != len(flat): raise InputError(f"{n} answers, {len(golds)} gold answers, {len(presents)} of today, {len(kinds)} kinds and {len(offsets) - 1} lists of accepted ones do not belong together: give columns of one length")
+    if odd := [m for m in modes if m not in MODES]: raise InputError(f"unknown match mode {odd[0]!r}: use one of {', '.join(MODES)}")
     w = w or Words(answers, golds, presents, flat, workers=workers)
     a, g, present, other = w.codes
     row = np.repeat(np.arange(n), np.diff(offsets))
