@@ -49,7 +49,7 @@ def paraphrase_stage(
     report = write_paraphrases(chains, out, n, s.seed, asked)
     return [f'{k}: {v}' for k, v in report.items() if not isinstance(v, (list, dict)) or v]
 
-# %% ../../nbs/chronoscope/pipeline.ipynb #ca2734e6b
+# %% ../../nbs/chronoscope/pipeline.ipynb #c8ad1abf2
 def evaluate_stage(
     chains, # a chains file, or several
     model: str, # a registry name
@@ -73,8 +73,9 @@ def evaluate_stage(
     s, name = load(profile), get(model).name
     for x in settings: check_choice('setting', x, EVAL_SETTINGS, 'this call')
     read_deck(chains, limit) # what cannot be asked is said before a model is loaded
-    done = evaluate(chains, name, settings, out, limit, open_workers(name, replace(s, candidates=candidates or s.candidates), engine, **limits), profile, questions_only_history, self_chains)
-    return [f"{k}: {v}" for k, v in done.items()]
+    e = open_workers(name, replace(s, candidates=candidates or s.candidates), engine, **limits)
+    done = evaluate(chains, name, settings, out, limit, e, profile, questions_only_history, self_chains)
+    return [f"{k}: {v}" for k, v in done.items()] + [f"the server said of {word}: {text}" for word, text in getattr(e, 'reasons', {}).items()]
 
 def evaluate_profile(
     profile: str, # a section of settings.ini
