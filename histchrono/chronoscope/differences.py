@@ -52,7 +52,7 @@ def aligned(
     one, other = a.loc[both].reset_index(drop=True), b.loc[both].reset_index(drop=True)
     return one, other.assign(cluster=one.cluster), len(a) + len(b) - 2 * len(both)
 
-# %% ../../nbs/chronoscope/differences.ipynb #c9adbe3b4
+# %% ../../nbs/chronoscope/differences.ipynb #cb3931ee5
 def differences(
     dirs, # a folder that `evaluate` wrote, or several, one a model
     between: str = 'setting', # 'setting', 'model' or 'variant' (a paraphrased chain and its original)
@@ -60,6 +60,7 @@ def differences(
     match: str = 'relaxed', # as in `score`
     n_boot: int = 2000, # resamples
     seed: int = 42, # the profile's seed
+    settings: Sequence[str] | None = None, # evaluation settings; None for all
 ) -> pd.DataFrame: # model, setting, a, b, metric, difference (a − b), lo, hi, p, p_holm, n, subjects, left_out: a row a pair and metric
     "Paired differences with 95 % intervals, p values and Holm's correction over all rows of a metric."
     check_choice('comparison', between, BETWEEN, 'this call')
@@ -69,7 +70,7 @@ def differences(
     tables = {}
     for turns, model in (read_turns(d, match=match) for d in ([dirs] if isinstance(dirs, (str, Path)) else dirs)):
         if model in tables: raise InputError(f"two folders hold answers of {model}: name one of them")
-        tables[model] = turns
+        tables[model] = turns[turns.setting.isin(settings)] if settings is not None else turns
     rows, pairs = [], 0
     for model, setting, a, b, one, other in sides(tables, between):
         one, other, left_out = aligned(one, other)

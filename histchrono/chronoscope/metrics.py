@@ -132,14 +132,14 @@ def final1(
     t = evaluated(turns, answered)
     return _per_turn(t[t['last']], 'correct')
 
-# %% ../../nbs/chronoscope/metrics.ipynb #c6f0e82a1
+# %% ../../nbs/chronoscope/metrics.ipynb #c06baf15d
 def _drifted(t: pd.DataFrame): return t.present_hit & ~t.correct
 
 def drift(
     turns: pd.DataFrame, # the table of turns
     answered: bool = False, # leave failures out
 ) -> pd.DataFrame: # num, den, cluster; a row an eligible turn
-    "Drift@1 given present, Eq. (7): over turns whose present-day answer exists and differs from the gold one."
+    "Drift@1 given present, Eq. (7): over turns whose present-day answer exists and is not among the accepted ones."
     t = evaluated(turns, answered)
     t = t[t.eligible]
     return _unit(_drifted(t), np.ones(len(t)), t.cluster)

@@ -61,7 +61,7 @@ def join(
     right = facts.drop(columns=['chain_id', 'turn']).take(place)
     return pd.concat([predictions.reset_index(drop=True), right.reset_index(drop=True)], axis=1).assign(fact=place)
 
-# %% ../../nbs/chronoscope/score.ipynb #c959a0cc6
+# %% ../../nbs/chronoscope/score.ipynb #c7464c0f0
 def judge(
     joined: pd.DataFrame, # from `join`
     modes: tuple = MODES, # ways of matching
@@ -88,7 +88,8 @@ def _candidates(t: pd.DataFrame, modes: tuple) -> dict: # mode → whether a can
 def _known(t: pd.DataFrame) -> pd.DataFrame:
     right = np.zeros(t.fact.max() + 1 if len(t) else 0, bool)
     explicit = t[t.setting == 'explicit']
-    right[explicit.fact] = explicit.correct & explicit.ok
+    guessed = (explicit.kind == 'yesno') | explicit.gold.str.casefold().isin(['yes', 'no']) # half of these are right by chance
+    right[explicit.fact] = explicit.correct & explicit.ok & ~guessed
     return t.assign(known=right[t.fact])
 
 # %% ../../nbs/chronoscope/score.ipynb #cc0e5ec3e
@@ -124,7 +125,7 @@ def _read(dir, chains, modes: tuple) -> tuple[dict, str]:
     files = [read_parquet(dir/'predictions'/f'{s}.parquet', PREDICTIONS).to_pandas() for s in said['settings']]
     return judge(join(pd.concat(files, ignore_index=True), turn_facts(asked), ('self',) if said.get('self_chains') else ()), modes), said['model']
 
-# %% ../../nbs/chronoscope/score.ipynb #cc08e2268
+# %% ../../nbs/chronoscope/score.ipynb #c930bdb33
 def scopes(
     turns: pd.DataFrame, # the table of turns of one setting
 ) -> Iterator[tuple[str, str, pd.DataFrame]]: # scope, group, its turns
@@ -135,6 +136,7 @@ def scopes(
     for family, part in main.groupby('family', sort=True, observed=True): yield 'family', family, part
     for length, part in main.groupby('length', sort=True): yield 'length', str(length), part
     if len(part := main[main.length >= 8]): yield 'length', '8+', part
+    for kind, part in main[main.kind != ''].groupby('kind', sort=True, observed=True): yield 'kind', str(kind), part
     later = main[main.turn >= 2]
     for turn, part in later.groupby('turn', sort=True): yield 'position', str(turn - 1), part
     if len(part := later[later.turn >= 6]): yield 'position', '5+', part
@@ -143,8 +145,8 @@ def scopes(
         yield 'variant', 'template', main[main.chain_id.isin(pairs.parent)]
         yield 'variant', 'paraphrase', pairs
 
-# %% ../../nbs/chronoscope/score.ipynb #c3d88c63a
-_WORDS = ('setting', 'family', 'chain_id', 'variant', 'parent', 'status', 'finish_reason')
+# %% ../../nbs/chronoscope/score.ipynb #c4259f062
+_WORDS = ('setting', 'family', 'chain_id', 'variant', 'parent', 'status', 'finish_reason', 'kind')
 ANY_MATCH = ('acc1_folded', 'token_f1', 'char_f1') # the same for every way of matching
 
 def lean(
@@ -188,7 +190,7 @@ def score_turns(
                 head = dict(model=model, setting=setting, match=match, scope=scope, group=group)
                 tail = dict(chains=part.chain_id.nunique(), turns=len(part), failures=int((~part.ok).sum()), truncated=int((part.status == 'truncated').sum()),
                             errors=int((part.status == 'error').sum()), capped=float((part.finish_reason == 'length').mean()))
-                new = metric_rows(part, f'{model}|{setting}|{scope}|{group}', n_boot, seed, scope == 'position', kept)
+                new = metric_rows(part, f'{model}|{setting}|{scope}|{group}', n_boot, seed, scope in ('position', 'kind'), kept)
                 kept = {r['metric']: r for r in new if r['metric'] in ANY_MATCH}
                 rows[match] += [{**head, **r, **tail} for r in new]
     return pd.DataFrame([r for m in tables for r in rows[m]])
