@@ -119,7 +119,7 @@ def truth(
     for w in rows.pop('warnings', ()): print(f'histchrono: {w}', file=sys.stderr)
     print(', '.join(f'{k}: {v}' for k, v in rows.items()))
 
-# %% ../nbs/cli.ipynb #cf711bb7e
+# %% ../nbs/cli.ipynb #c6f9eb413
 @app.command()
 def chains(
     dir: Annotated[list[Path], typer.Argument(help='Folders written by truth.')],
@@ -169,7 +169,7 @@ def paraphrase(
     by: Annotated[str, typer.Option('--with', help='rules, or a model\'s name: it is asked with the paper\'s prompt.')] = 'rules',
     profile: Annotated[str, typer.Option(help='Where the seed and the engine\'s settings come from.')] = 'demo',
     engine: Annotated[Optional[str], typer.Option(help='transformers, openai or vllm; default the model\'s own.')] = None,
-    max_cost: Annotated[Optional[float], typer.Option(help='Stop a server\'s bill here, in the currency of settings.ini [prices].')] = None,
+    max_cost: Annotated[Optional[float], typer.Option(help='Stop a server\'s bill here, in the currency of its price in settings.ini.')] = None,
     max_tokens: Annotated[Optional[int], typer.Option(help='Stop a server\'s tokens here.')] = None,
 ):
     "Ask the same in other words: paraphrased chains, checked, with counts of what was dropped."
@@ -181,14 +181,14 @@ def evaluate(
     chains: Annotated[list[Path], typer.Option(help='A chains file; may be given several times (a sample and its paraphrases).')],
     model: Annotated[str, typer.Option(help='A name from `histchrono models`.')],
     out: Annotated[Path, typer.Option(help='Folder for predictions.')],
-    setting: Annotated[str, typer.Option(help='One or several of gold,self,questions_only,explicit.')] = 'gold,self,questions_only,explicit',
+    setting: Annotated[str, typer.Option(help='One or several of gold,self,questions_only,explicit, separated by commas.', show_default='all four')] = 'gold,self,questions_only,explicit',
     limit: Annotated[int, typer.Option(min=0, help='Only the first N chains, going round the families; 0 = all.')] = 0,
     profile: Annotated[str, typer.Option(help='Where batch size, dtype and threads come from.')] = 'demo',
     engine: Annotated[Optional[str], typer.Option(help='transformers, openai or vllm; default the model\'s own.')] = None,
     candidates: Annotated[int, typer.Option(min=0, help='k of Acc@k; 0 = the profile\'s.')] = 0,
     self_chains: Annotated[int, typer.Option(min=0, help='The self-conditioned setting asks only N chains; 0 = all.')] = 0,
-    questions_only_history: Annotated[bool, typer.Option('--questions-only-history', help='Questions Only shows the earlier questions, as the released program does.')] = False,
-    max_cost: Annotated[Optional[float], typer.Option(help='Stop a server\'s bill here, in the currency of settings.ini [prices].')] = None,
+    questions_only_history: Annotated[bool, typer.Option('--qo-history', help='Questions Only shows the earlier questions, as the released program does.')] = False,
+    max_cost: Annotated[Optional[float], typer.Option(help='Stop a server\'s bill here, in the currency of its price in settings.ini.')] = None,
     max_tokens: Annotated[Optional[int], typer.Option(help='Stop a server\'s tokens here.')] = None,
     batch: Annotated[bool, typer.Option('--batch', help='Hand the questions in as files, where the server has a batch interface: slower and cheaper.')] = False,
 ):
@@ -202,19 +202,23 @@ def score(
     chains: Annotated[Optional[Path], typer.Option(help='The chains that were asked; default the copy in DIR.')] = None,
     match: Annotated[str, typer.Option(help='relaxed, exact, released, or all side by side.')] = 'relaxed',
     cluster: Annotated[str, typer.Option(help='What intervals resample: subject (the chain\'s first) or chain.')] = 'subject',
+    scope: Annotated[str, typer.Option(help='all, family, length, position (follow-up turn), kind (of answer), variant, or every one.')] = 'all',
     out: Annotated[Optional[Path], typer.Option(help='Also write every row and column as CSV.')] = None,
 ):
     "Score answers: accuracy, chains, drift, with 95 % intervals."
     from histchrono.chronoscope.score import score
+    from histchrono.core.settings import check_choice
+    check_choice('scope', scope, ('all', 'family', 'length', 'position', 'kind', 'variant', 'every'), '--scope')
     t = score(dir, chains, match=match, cluster=cluster)
     if out:
         from histchrono.core.io import write_text
         write_text(out, t.to_csv(index=False, lineterminator='\n'))
     shown = t[[c for c in ('setting', 'match', 'scope', 'group', 'metric', 'value', 'lo', 'hi', 'n', 'answered', 'failures') if c != 'match' or t.match.nunique() > 1]].copy()
     for c in ('value', 'lo', 'hi', 'answered'): shown[c] = shown[c].map(lambda x: f'{x:.3f}')
-    print(_lines(shown))
+    print(f"{t.model.iloc[0]}: answers matched {'in three ways' if match == 'all' else match}; value with its 95 % interval, failures counted as wrong; n: turns (or chains) counted; answered: failures left out")
+    print(_lines(shown[shown.scope == scope] if scope != 'every' else shown))
 
-# %% ../nbs/cli.ipynb #c7fb8b57b
+# %% ../nbs/cli.ipynb #c88655760
 @app.command()
 def models(
     paper: Annotated[Optional[str], typer.Option(help='Only chronoscope or synthetic_history.')] = None,
@@ -225,6 +229,7 @@ def models(
     if paper: check_choice('paper', paper, ('chronoscope', 'synthetic_history', 'project'), '--paper')
     t = models_table(paper)
     shown = [c for c in ('name', 'id', 'licence', 'memory_gib', 'engines', 'needs') if c in t]
+    print('memory_gib: parameters as they would be run, and a fifth for cache and activations. engines, and what each was tried with: real weights; a tiny checkpoint (random weights of the same architecture); a stand-in (a simulated server or library); never run. Where a paper gives no version, the id is our choice.\n')
     print(_lines(t[shown]))
 
 @app.command()

@@ -38,7 +38,7 @@ def spread(
     place[order] = y
     return place
 
-# %% ../../nbs/chronoscope/charts.ipynb #cb1b28093
+# %% ../../nbs/chronoscope/charts.ipynb #cab1cceba
 def _top(*values, step: float = .1) -> float: # where an axis of shares ends
     most = max((float(np.nanmax(v)) for v in values if len(v) and not np.all(np.isnan(v))), default=0)
     return min(1.0, np.ceil((most + 1e-9) / step) * step) or step
@@ -54,7 +54,7 @@ def _names(ax, x: float, labels: list, gap: float, top: float): # names of lines
     ys = spread([y for _, y, *_ in labels], gap, gap / 3, top)
     for (end, y, text, colour, bold), place in zip(labels, ys):
         ax.annotate(text, (end, y), (x, place), textcoords='data', color=colour, fontsize=7 if bold else 6.3, fontweight='bold' if bold else 'normal', va='center',
-                    arrowprops=dict(arrowstyle='-', color=colour if bold else FAINT, lw=.5, shrinkA=1, shrinkB=2, relpos=(0, .5)), annotation_clip=False)
+                    arrowprops=dict(arrowstyle='-', color=FAINT, lw=.6, ls=':', shrinkA=1, shrinkB=3, relpos=(0, .5)), annotation_clip=False)
 
 # %% ../../nbs/chronoscope/charts.ipynb #c5e28c7a6
 def _models(scores: pd.DataFrame) -> list[str]:
@@ -68,7 +68,7 @@ def _panels(models: list, height: float, rows: int, cols: int, width: float = 7.
     for sub, m in zip(subs, models): sub.suptitle(m, x=.005, ha='left', fontsize=9, fontweight='bold', color=INK)
     return fig, [sub.subplots(rows, cols, **kw) for sub in subs]
 
-# %% ../../nbs/chronoscope/charts.ipynb #c3a70851b
+# %% ../../nbs/chronoscope/charts.ipynb #c8d8e5cb5
 def final_by_length(
     scores: pd.DataFrame, # what `score` gives, `model` as it is printed
     printed: pd.DataFrame, # the reported Table 4
@@ -85,6 +85,7 @@ def final_by_length(
         fig, axes = plt.subplots(2, 2, figsize=(7, 6), sharey=True, layout='constrained')
         for ax, setting in zip(axes.flat, SETTING_NAMES): _length_panel(ax, mine[mine.setting == setting], printed[printed.setting == setting], SETTING_NAMES[setting], groups, at, top, hue)
         for ax in axes[:, 0]: ax.set_ylabel('Final@1')
+        fig.supxlabel(f'Colour: this run, with 95 % intervals; grey: the paper, as reported. Lengths with under {LEAST} chains are not drawn.\nThe last turn of longer chains is more often a yes-or-no question, which can be guessed.', x=.01, ha='left', fontsize=7, color=GREY)
     return fig
 
 # %% ../../nbs/chronoscope/charts.ipynb #c975c4531
@@ -178,7 +179,7 @@ def _heat(ax, d, families, settings, title, cmap):
     ax.spines[:].set_visible(False)
     ax.set_title(title)
 
-# %% ../../nbs/chronoscope/charts.ipynb #ce8e55257
+# %% ../../nbs/chronoscope/charts.ipynb #c91d72c9f
 def knowledge_against_drift(
     scores: pd.DataFrame, # what `score` gives; the setting `explicit` is needed
 ): # a matplotlib figure
@@ -191,20 +192,20 @@ def knowledge_against_drift(
         fig, blocks = _panels(_models(fams), 5.4, 2, 2, gridspec_kw=dict(height_ratios=[11, 3.2], width_ratios=[2, 3]))
         for axes, (model, part) in zip(blocks, fams.groupby('model', sort=False)):
             order = part[(part.metric == 'acc1') & (part.setting == 'explicit')].sort_values(['value', 'group'], ascending=[False, True]).group.tolist()
-            _rows_panel(axes[0, 0], part[part.metric == 'acc1'], order, ['explicit'], 'Knowledge: explicit Acc@1', True)
+            _rows_panel(axes[0, 0], part[part.metric == 'acc1'], order, ['explicit'], 'Explicit question right (Acc@1)', True)
             _rows_panel(axes[0, 1], part[part.metric == 'drift'], order, talk, 'Drift in conversation', False)
             axes[1, 0].set_visible(False)
             _given_panel(axes[1, 1], scores[(scores.model == model) & (scores.scope == 'all')], talk)
     return fig
 
-# %% ../../nbs/chronoscope/charts.ipynb #cd14c1ac3
+# %% ../../nbs/chronoscope/charts.ipynb #c2aeabfbf
 def _rows_panel(ax, d, order, settings, title, named):
     at, shift = {f: i for i, f in enumerate(order)}, np.linspace(-.24, .24, len(settings)) if len(settings) > 1 else [0]
     drawn = d[d.setting.isin(settings) & (d.n >= LEAST)]
     top = _top(drawn.hi, drawn.value)
     for dy, s in zip(shift, settings):
         part = drawn[drawn.setting == s]
-        y = part.group.map(at).astype(float) + dy
+        y = part.group.map(at) + dy
         ax.hlines(y, part.lo, part.hi, color=SETTING_HUES[s], lw=1, alpha=.5, zorder=2)
         ax.plot(part.value, y, 'o', ms=3.8, color=SETTING_HUES[s], zorder=3, clip_on=False, label=SETTING_NAMES[s])
     for f, n in d[d.setting == settings[0]].set_index('group').n.items():
@@ -215,18 +216,21 @@ def _rows_panel(ax, d, order, settings, title, named):
     ax.tick_params(length=0)
     if len(settings) > 1: ax.legend(loc='lower right', fontsize=7, handletextpad=.3, borderaxespad=.2, frameon=True, framealpha=.9, edgecolor='none')
 
-# %% ../../nbs/chronoscope/charts.ipynb #c8c2b2e29
+# %% ../../nbs/chronoscope/charts.ipynb #cb5abe0c5
 def _given_panel(ax, d, talk):
     at = lambda metric, s: d[(d.metric == metric) & (d.setting == s)].squeeze()
     rows = [(i, s, m) for i, s in enumerate(talk) for m in ('drift', 'drift_known') if len(d[(d.metric == m) & (d.setting == s)]) == 1 and not np.isnan(at(m, s).value)]
-    top = _top(np.array([v for _, s, m in rows for v in (at(m, s).hi, at(m, s).value)]))
+    top = _top(np.array([v for _, s, m in rows if at(m, s).n >= LEAST for v in (at(m, s).hi, at(m, s).value)]))
     for i, s, m in rows:
         r, known = at(m, s), m == 'drift_known'
+        if r.n < LEAST:
+            ax.annotate(f"{'known' if known else 'all'}: n={r.n:,.0f}, not drawn", (0, i + (.2 if known else -.2)), (4, 0), textcoords='offset points', va='center', fontsize=6.5, color=GREY)
+            continue
         y = i + (.2 if known else -.2)
         ax.hlines(y, r.lo, r.hi, color=SETTING_HUES[s], lw=1.2, alpha=.5)
         ax.plot(r.value, y, 'o', ms=4.5, color=SETTING_HUES[s], mfc=SETTING_HUES[s] if known else 'white', clip_on=False, zorder=3)
         ax.annotate(f"{'known' if known else 'all'}: {r.value:.2f} (n={r.n:,.0f})", (np.nanmax([r.hi, r.value]), y), (4, 0), textcoords='offset points', va='center', fontsize=6.5, color=INK if known else GREY, annotation_clip=False)
     ax.set_yticks(range(len(talk)), [SETTING_NAMES[s] for s in talk])
-    ax.set(xlim=(0, top * 1.3), ylim=(len(talk) - .5, -.5), title='Drift, of all turns and of those that are known')
+    ax.set(xlim=(0, top * 1.3), ylim=(len(talk) - .5, -.5), title='Drift, of all turns and of those known')
     ax.grid(axis='y', visible=False)
     ax.tick_params(length=0)

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['COMPLETIONS', 'MOST', 'PAUSE_S', 'told', 'prompt_key', 'Store', 'whole_signs']
 
-# %% ../../nbs/models/store.ipynb #cd0e9ce48
+# %% ../../nbs/models/store.ipynb #ca4abc0b4
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from ..core.errors import InputError, SchemaError
 from ..core.io import Schema, read_parquet, write_json, write_parquet
+from ..core.paths import relative
 from ..core.provenance import text_hash
 from .engines import Completion, Engine, model_key
 
@@ -44,7 +45,7 @@ COMPLETIONS = Schema('completions', 2, pa.schema([
     ('candidates', pa.list_(pa.string())), ('notes', pa.list_(pa.string())), ('margin', pa.float32()),
     ('latency_s', pa.float32())])) # the batch's seconds shared out; a measurement, part of no result
 
-# %% ../../nbs/models/store.ipynb #cc9e59f39
+# %% ../../nbs/models/store.ipynb #cff83cd60
 MOST = 4096 # completions that wait for a shard, at most
 PAUSE_S = 0.04 # and for how long
 
@@ -59,15 +60,17 @@ class Store:
         self.known: dict[str, Completion] = {}
         self.failed: dict[str, Completion] = {} # of this run only
         self.waiting, self.last = [], 0.0
-        for shard in sorted(self.folder.glob('*.parquet')): self._load(shard)
+        torn = [s for s in sorted(self.folder.glob('*.parquet')) if not self._load(s)]
+        if torn: warnings.warn(f"{len(torn)} of the files in {relative(self.folder)} {'is' if len(torn) == 1 else 'are'} damaged or of another version, such as {torn[0].name}: what was in there is asked again")
         write_json(self.folder/'identity.json', engine.identity)
 
-    def _load(self, shard: Path):
+    def _load(self, shard: Path) -> bool: # whether it could be read
         try: t = read_parquet(shard, COMPLETIONS).to_pydict()
-        except (InputError, SchemaError, OSError, pa.ArrowException): return warnings.warn(f"{shard.name} is damaged or of another version: its prompts will be asked again")
+        except (InputError, SchemaError, OSError, pa.ArrowException): return False
         for key, *c in zip(*(t[k] for k in COMPLETIONS.fields.names if k != 'latency_s')):
             text, tokens, finish, status, n, m, cached, candidates, notes, margin = c
             self.known[key] = Completion(text, tuple(tokens), finish, status, n, m, cached, tuple(candidates), tuple(notes), margin)
+        return True
 
     def get(self, key: str) -> Completion | None: return self.known.get(key) or self.failed.get(key)
 
