@@ -6,11 +6,11 @@
 __all__ = ['ASKED', 'SHARD', 'JUDGE', 'by_rules', 'paper_prompt', 'ask_all', 'clean', 'ByEngine', 'even', 'Drawer', 'paraphrase',
            'paraphrase_chains', 'write_paraphrases']
 
-# %% ../../nbs/chronoscope/paraphrase.ipynb #c5a599de8
+# %% ../../nbs/chronoscope/paraphrase.ipynb #cd52f74f4
 from collections import Counter, defaultdict, deque
 from functools import lru_cache
 from pathlib import Path
-import json, re
+import json, re, time
 import pyarrow as pa
 from .chainfile import CHAINS, chain_id, write_chains
 from .matching import extract_answer, first_yesno, unthink
@@ -39,7 +39,7 @@ def by_rules(
         used.add(text); out.append(text)
     return out, ''
 
-# %% ../../nbs/chronoscope/paraphrase.ipynb #cd9389fb8
+# %% ../../nbs/chronoscope/paraphrase.ipynb #cf70f3756
 ASKED = Schema('asked', 1, pa.schema([(k, pa.string()) for k in ('key', 'text', 'finish_reason', 'status')]))
 SHARD = 500 # answers a file
 
@@ -56,7 +56,7 @@ def _said(engine, prompts: dict): # (key, completion) as they come
     else:
         n, keys = max(1, getattr(engine, 'batch_size', 1)), list(ready)
         ask = engine.complete if hasattr(engine, 'complete') else lambda batch: engine.session().ask(batch)
-        for i in range(0, len(keys), n): yield from zip(keys[i:i + n], ask([ready[k] for k in keys[i:i + n]]))
+        for i in range(0, len(keys), n): yield from zip(keys[i:i + n], ask([ready[k] for k in keys[i:i + n]]), strict=True)
 
 def ask_all(
     engine, # of `histchrono.models.engines`
@@ -65,7 +65,7 @@ def ask_all(
 ) -> dict: # key → (text, finish_reason, status); what an engine never answered is missing
     "Ask what is not yet answered, and keep what is."
     name = lambda k: text_hash(json.dumps(engine.identity, sort_keys=True, default=str), json.dumps(prompts[k], sort_keys=True), n=32)
-    names, out, new = {name(k): k for k in prompts}, {}, []
+    names, out, new, last = {name(k): k for k in prompts}, {}, [], time.monotonic()
     for p in sorted(Path(folder).glob('*.parquet')) if folder else ():
         for r in read_parquet(p, ASKED).to_pylist():
             if r['key'] in names: out[names[r['key']]] = (r['text'], r['finish_reason'], r['status'])
@@ -78,7 +78,7 @@ def ask_all(
             if k not in left or k in out: continue
             out[k] = (c.text, c.finish_reason, c.status)
             if c.status == 'ok' and c.text is not None: new.append(dict(key=back[k], text=c.text, finish_reason=c.finish_reason, status=c.status))
-            if len(new) >= SHARD: keep()
+            if len(new) >= SHARD or time.monotonic() - last > 1: keep(); last = time.monotonic() # at most a second's answers wait
     finally: keep()
     return out
 

@@ -5,7 +5,9 @@
 # %% auto #0
 __all__ = ['fetch_stage', 'paraphrase_stage', 'evaluate_stage', 'evaluate_profile']
 
-# %% ../../nbs/chronoscope/pipeline.ipynb #ccc740110
+# %% ../../nbs/chronoscope/pipeline.ipynb #c3cee86d2
+from pathlib import Path
+
 from ..core.errors import InputError
 from ..core.io import write_json
 from ..core.paths import relative, run_dir
@@ -28,7 +30,7 @@ def fetch_stage(
     if out: write_json(out, dict(model=row.name, file=path.name, revision=revision_of(path)))
     return f'{row.name}: {relative(path)}'
 
-# %% ../../nbs/chronoscope/pipeline.ipynb #cb0a06d2d
+# %% ../../nbs/chronoscope/pipeline.ipynb #cafbef5aa
 def paraphrase_stage(
     chains, # a chains file
     out, # the chains file to write
@@ -47,6 +49,7 @@ def paraphrase_stage(
         from histchrono.models.registry import get
         asked = open_engine(get(by).name, replace(s, max_new_tokens=128, candidates=1), engine, **limits) # a rewritten question is longer than an answer
     report = write_paraphrases(chains, out, n, s.seed, asked)
+    if not report['kept']: raise InputError(f"no chain could be paraphrased: {Path(out).with_suffix('.json')} says why, reason by reason")
     return [f'{k}: {v}' for k, v in report.items() if not isinstance(v, (list, dict)) or v]
 
 # %% ../../nbs/chronoscope/pipeline.ipynb #c8ad1abf2

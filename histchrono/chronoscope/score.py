@@ -43,13 +43,14 @@ def turn_facts(
         cluster=pd.factorize(name, sort=True)[0][of], gold=text('answer'), kind=text('answer_kind'), present=text('present_answer'), eligible=np.asarray(flat.field('drift_eligible').fill_null(False)),
         accepted=pd.arrays.ArrowExtensionArray(pa.chunked_array([flat.field('accepted')]))))
 
-# %% ../../nbs/chronoscope/score.ipynb #c10b49da8
+# %% ../../nbs/chronoscope/score.ipynb #ccd9e7b25
 def join(
     predictions: pd.DataFrame, # rows of predictions files, of one or more settings
     facts: pd.DataFrame, # from `turn_facts`
     partial: tuple = (), # settings that may lack whole chains
 ) -> pd.DataFrame: # predictions with what is right there, and `fact`: the row of `facts`
     "Predictions beside the facts they belong to; `InputError` where a turn is missing or unknown."
+    if facts.duplicated(['chain_id', 'turn']).any(): raise InputError('these chains hold a chain_id twice: make them again')
     place = pd.MultiIndex.from_frame(facts[['chain_id', 'turn']]).get_indexer(pd.MultiIndex.from_frame(predictions[['chain_id', 'turn']]))
     if (place < 0).any(): raise InputError(f"{int((place < 0).sum())} predictions belong to no turn of these chains: score them with the chains that were asked")
     for setting, rows in predictions.groupby('setting', sort=False).indices.items():
@@ -92,7 +93,7 @@ def _known(t: pd.DataFrame) -> pd.DataFrame:
     right[explicit.fact] = explicit.correct & explicit.ok & ~guessed
     return t.assign(known=right[t.fact])
 
-# %% ../../nbs/chronoscope/score.ipynb #cc0e5ec3e
+# %% ../../nbs/chronoscope/score.ipynb #c3f1b890e
 def read_turns(
     dir, # a folder that `evaluate` wrote
     chains=None, # the chains file that was asked; default the copy in `dir`
@@ -115,6 +116,11 @@ def _modes(match: str) -> tuple:
     if match != 'all' and match not in MODES: raise InputError(f"unknown match mode {match!r}: use one of {', '.join(MODES)}, or all")
     return MODES if match == 'all' else (match,)
 
+def _checked(t: pd.DataFrame, setting: str, model: str) -> pd.DataFrame:
+    if not len(t): raise InputError(f"setting {setting} lacks all its turns: run evaluate again")
+    if set(t.setting) != {setting} or set(t.model) != {model}: raise InputError(f"predictions/{setting}.parquet holds answers of {', '.join(sorted(map(str, set(t.model))))} under {', '.join(sorted(map(str, set(t.setting))))}, not of {model} under {setting}: run evaluate again")
+    return t
+
 def _read(dir, chains, modes: tuple) -> tuple[dict, str]:
     dir = Path(dir)
     said = read_manifest(dir)['settings']
@@ -122,7 +128,7 @@ def _read(dir, chains, modes: tuple) -> tuple[dict, str]:
     if chains is not None:
         given = read_parquet(chains, CHAINS)
         asked = given.filter(pa.compute.is_in(given['chain_id'], asked['chain_id'].combine_chunks()))
-    files = [read_parquet(dir/'predictions'/f'{s}.parquet', PREDICTIONS).to_pandas() for s in said['settings']]
+    files = [_checked(read_parquet(dir/'predictions'/f'{s}.parquet', PREDICTIONS).to_pandas(), s, said['model']) for s in said['settings']]
     return judge(join(pd.concat(files, ignore_index=True), turn_facts(asked), ('self',) if said.get('self_chains') else ()), modes), said['model']
 
 # %% ../../nbs/chronoscope/score.ipynb #c930bdb33

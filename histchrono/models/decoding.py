@@ -74,12 +74,12 @@ def carry(
         return x if whole else x.index_select(2, cols)
     return Rows([(cut(k), cut(v)) for k, v in rows.layers], mask[:, cols], [tuple(p[:n]) for n, p in zip(keep, prompts)])
 
-# %% ../../nbs/models/decoding.ipynb #c85e50c7d
+# %% ../../nbs/models/decoding.ipynb #c0fa6fba3
 @dataclass
 class Turn:
     "What a batch said."
     tokens: list # of b lists: generated ids, an end token included
-    margin: list # of b floats: the smallest gap between the two best logits over the steps
+    margin: list # of b floats: the smallest gap between the two best logits over the steps; not a number where the logits were not
     rows: Rows | None # prompts and answers, to go on from; None where that was not asked for
 
 def prefill(
@@ -120,7 +120,7 @@ def _join(rows: Rows, parts: dict, tokens: list) -> Rows:
     n = {i: kv[0][0].shape[2] for gone, kv in parts.items() for i in gone}
     return Rows(layers, torch.cat([rows.mask, mask], 1), [p + tuple(t[:n[i]]) for i, (p, t) in enumerate(zip(rows.ids, tokens))])
 
-# %% ../../nbs/models/decoding.ipynb #c953d5376
+# %% ../../nbs/models/decoding.ipynb #c3dacfceb
 def decode(
     model, # a causal language model
     prompts: Sequence[Sequence[int]], # token ids, complete
@@ -139,7 +139,7 @@ def decode(
         out, gap, live, parts = [[] for _ in prompts], [float('inf')] * len(prompts), list(range(len(prompts))), {}
         for k in range(limit):
             best, new = logits.float().topk(2, -1) if logits.dtype != torch.float64 else logits.topk(2, -1)
-            for i, token, d in zip(live, new[:, 0].tolist(), (best[:, 0] - best[:, 1]).tolist()): out[i].append(token); gap[i] = min(gap[i], d)
+            for i, token, d in zip(live, new[:, 0].tolist(), (best[:, 0] - best[:, 1]).tolist()): out[i].append(token); gap[i] = min(gap[i], d) if d == d else d # not a number stays so
             stay = [r for r, i in enumerate(live) if out[i][-1] not in ends] if k < limit - 1 else []
             if len(stay) < len(live) and keep:
                 left = sorted({*range(len(live))} - {*stay})

@@ -134,7 +134,7 @@ class TransformersEngine:
 
     def complete(self, prompts: Sequence[tuple[int, ...]]) -> list[Completion]: return self.session().ask(prompts)
 
-# %% ../../nbs/models/engines.ipynb #c227e0895
+# %% ../../nbs/models/engines.ipynb #c6c980cc7
 class Session:
     "A batch of conversations on a `TransformersEngine`, asked turn by turn."
     def __init__(self,
@@ -171,6 +171,7 @@ class Session:
 
     def _completion(self, prompt, ids: list[int], cached: int, margin: float, texts: tuple) -> Completion:
         e, ended = self.engine, ids[-1] in self.engine.ends
+        if margin != margin: return Completion(None, tuple(ids), 'not_a_number', 'error', len(prompt), len(ids), cached) # the arithmetic overflowed: another dtype may do
         text = e.tok.decode(ids[:-1] if ended else ids, skip_special_tokens=True)
         return Completion(text, tuple(ids), 'stop' if ended else 'length', 'ok', len(prompt), len(ids), cached,
                           (text, *[t for t in texts if t != text])[:e.k] if e.k > 1 else (), ('near_tie',) if margin < NEAR_TIE else (), margin)

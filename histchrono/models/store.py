@@ -5,11 +5,12 @@
 # %% auto #0
 __all__ = ['COMPLETIONS', 'MOST', 'PAUSE_S', 'told', 'prompt_key', 'Store', 'whole_signs']
 
-# %% ../../nbs/models/store.ipynb #ca4abc0b4
+# %% ../../nbs/models/store.ipynb #ca7c7b38c
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 import hashlib
+import threading
 import time
 import warnings
 
@@ -45,7 +46,7 @@ COMPLETIONS = Schema('completions', 2, pa.schema([
     ('candidates', pa.list_(pa.string())), ('notes', pa.list_(pa.string())), ('margin', pa.float32()),
     ('latency_s', pa.float32())])) # the batch's seconds shared out; a measurement, part of no result
 
-# %% ../../nbs/models/store.ipynb #cff83cd60
+# %% ../../nbs/models/store.ipynb #cfc557170
 MOST = 4096 # completions that wait for a shard, at most
 PAUSE_S = 0.04 # and for how long
 
@@ -59,7 +60,7 @@ class Store:
         self.folder = Path(folder)/self.key
         self.known: dict[str, Completion] = {}
         self.failed: dict[str, Completion] = {} # of this run only
-        self.waiting, self.last = [], 0.0
+        self.waiting, self.last, self.lock, self.timer = [], 0.0, threading.RLock(), None
         torn = [s for s in sorted(self.folder.glob('*.parquet')) if not self._load(s)]
         if torn: warnings.warn(f"{len(torn)} of the files in {relative(self.folder)} {'is' if len(torn) == 1 else 'are'} damaged or of another version, such as {torn[0].name}: what was in there is asked again")
         write_json(self.folder/'identity.json', engine.identity)
@@ -76,6 +77,9 @@ class Store:
 
     def write(self, keys: list[str], answers: list[Completion], seconds: float):
         "Keep finished completions: in memory now, on disk at once or a little later."
+        with self.lock: self._write(keys, answers, seconds)
+
+    def _write(self, keys: list[str], answers: list[Completion], seconds: float):
         for k, c in zip(keys, answers, strict=True):
             if c.status != 'ok': self.failed[k] = c
             else:
@@ -83,9 +87,21 @@ class Store:
                 self.failed.pop(k, None)
                 self.waiting.append((k, c, seconds / len(keys)))
         if len(self.waiting) >= MOST or time.perf_counter() - self.last > PAUSE_S: self.flush()
+        elif self.waiting and self.timer is None: # nothing more may come for a while
+            self.timer = threading.Timer(2 * PAUSE_S, self._late)
+            self.timer.daemon = True
+            self.timer.start()
+
+    def _late(self):
+        try: self.flush()
+        except Exception: pass # the next write says it
 
     def flush(self):
         "Write what waits, as one shard."
+        with self.lock: self._flush()
+
+    def _flush(self):
+        self.timer = None
         if not self.waiting: return
         keys, cs, seconds = zip(*self.waiting)
         cols = [keys, *([getattr(c, f) for c in cs] for f in ('text', 'tokens', 'finish_reason', 'status', 'prompt_tokens', 'completion_tokens', 'cached_tokens', 'candidates', 'notes', 'margin')), seconds]
