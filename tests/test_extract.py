@@ -45,7 +45,7 @@ import sys, time
 from histchrono.chronoscope import dump, spill
 add = spill.Spill.add
 def slow(self, done):
-    add(self, done); print(self.groups, flush=True); time.sleep(.1)
+    add(self, done); print(self.groups, flush=True); time.sleep(.02)
 spill.Spill.add = slow
 dump.extract(sys.argv[1], sys.argv[2], workers=int(sys.argv[3]), block_size=%d, group=4)
 """ % BLOCK

@@ -198,14 +198,14 @@ def knowledge_against_drift(
             _given_panel(axes[1, 1], scores[(scores.model == model) & (scores.scope == 'all')], talk)
     return fig
 
-# %% ../../nbs/chronoscope/charts.ipynb #c2aeabfbf
+# %% ../../nbs/chronoscope/charts.ipynb #cd14c1ac3
 def _rows_panel(ax, d, order, settings, title, named):
     at, shift = {f: i for i, f in enumerate(order)}, np.linspace(-.24, .24, len(settings)) if len(settings) > 1 else [0]
     drawn = d[d.setting.isin(settings) & (d.n >= LEAST)]
     top = _top(drawn.hi, drawn.value)
     for dy, s in zip(shift, settings):
         part = drawn[drawn.setting == s]
-        y = part.group.map(at) + dy
+        y = part.group.map(at).astype(float) + dy
         ax.hlines(y, part.lo, part.hi, color=SETTING_HUES[s], lw=1, alpha=.5, zorder=2)
         ax.plot(part.value, y, 'o', ms=3.8, color=SETTING_HUES[s], zorder=3, clip_on=False, label=SETTING_NAMES[s])
     for f, n in d[d.setting == settings[0]].set_index('group').n.items():
