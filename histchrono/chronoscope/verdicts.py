@@ -167,7 +167,7 @@ def _without_accents(w: Words, p, g, kind, same, there) -> np.ndarray:
     hit[at] = [bool(form[a] and form[b]) and (form[a] == form[b] or (word[b] in word[a] and len(word[b]) > 2)) for a, b in zip(p[at].tolist(), g[at].tolist())]
     return hit
 
-# %% ../../nbs/chronoscope/verdicts.ipynb #c501ff96d
+# %% ../../nbs/chronoscope/verdicts.ipynb #cd4803217
 def verdicts(
     answers: Sequence, # (n,) strings, None or '' for none
     golds: Sequence, # (n,) the gold answers
@@ -181,6 +181,7 @@ def verdicts(
 ) -> dict[str, np.ndarray]: # '<mode>_gold', '<mode>_present', '<mode>_accepted' and 'folded_gold', (n,) booleans
     "Compare columns of answers with what is right, with today's answer and with every accepted one."
     n, (flat, offsets) = len(answers), accepted if accepted is not None else ([], np.zeros(len(answers) + 1, int))
+    offsets = np.asarray(offsets)
     if {len(golds), len(presents), len(kinds), len(offsets) - 1} != {n} or offsets[-1] > len(flat): raise InputError(f"{n} answers, {len(golds)} gold answers, {len(presents)} of today, {len(kinds)} kinds and {len(offsets) - 1} lists of accepted ones do not belong together: give columns of one length")
     if odd := [m for m in modes if m not in MODES]: raise InputError(f"unknown match mode {odd[0]!r}: use one of {', '.join(MODES)}")
     w = w or Words(answers, golds, presents, flat, workers=workers)
