@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, example, given, settings, strategies as st
 
-from histchrono.chronoscope import judging, verdicts as module
+from histchrono.chronoscope import judging
 from histchrono.chronoscope.judging import judged
 from histchrono.chronoscope.matching import MODES, char_f1, is_match, normalise, token_f1, words
 from histchrono.chronoscope.overlap import overlaps
@@ -42,8 +42,10 @@ def wanted(rows):
 
 def found(rows, workers=1):
     a, g, p, k, others = (list(c) for c in zip(*rows))
+    if workers > 1:
+        return judged(a, g, p, k, pa.array(others, pa.list_(pa.string())), workers=workers)
     accepted = [x for xs in others for x in xs], np.cumsum([0, *map(len, others)])
-    return verdicts(a, g, p, k, accepted, workers=workers) | overlaps(a, g, workers)
+    return verdicts(a, g, p, k, accepted) | overlaps(a, g)
 
 
 def agree(rows, got):
@@ -78,7 +80,7 @@ def test_every_sign_of_unicode():
 def test_every_short_string(signs, longest):
     texts = ["".join(t) for n in range(longest + 1) for t in itertools.product(signs, repeat=n)]
     right_forms(texts)
-    form, word = forms(pa.array(texts), 1)
+    form, word = forms(pa.array(texts))
     for t, f, w in zip(texts, form, word):
         assert f == normalise.__wrapped__(t), t
         assert w.split() == words(f) and w == f" {' '.join(words(f))} ", t
@@ -128,7 +130,7 @@ def test_random_rows(rows):
 @given(st.lists(TEXT, min_size=1, max_size=20))
 def test_random_forms(texts):
     right_forms(texts)
-    form, word = forms(pa.array(texts), 1)
+    form, word = forms(pa.array(texts))
     assert form == [normalise.__wrapped__(t) for t in texts]
     assert [w.split() for w in word] == [words(f) for f in form]
 
@@ -150,8 +152,7 @@ def test_processes_and_order_change_nothing(monkeypatch):
     rows = bits_crossed()
     random.Random(3).shuffle(rows)
     one = found(rows)
-    for where in (module, judging):
-        monkeypatch.setattr(where, "MANY", 10)
+    monkeypatch.setattr(judging, "MANY", 10)
     two = found(rows, workers=2)
     back = found(rows[::-1], workers=3)
     a, g, p, k, others = (list(c) for c in zip(*rows))
@@ -186,7 +187,7 @@ def test_strings_at_hand_give_the_same():
     rows = bits_crossed()[:3000]
     a, g, p, k, others = (list(c) for c in zip(*rows))
     flat, offsets = [x for xs in others for x in xs], np.cumsum([0, *map(len, others)])
-    w = Words(a, g, p, flat, workers=1)
+    w = Words(a, g, p, flat)
     agree(rows, verdicts(a, g, p, k, (flat, offsets), w=w) | overlaps(a, g, w=w))
 
 

@@ -4,11 +4,10 @@
 
 # %% auto #0
 __all__ = ['MODES', 'strip_label', 'normalise', 'fold', 'unaccented', 'words', 'contains_words', 'first_number', 'number_in',
-           'first_yesno', 'yesno_in', 'answer_kind', 'is_match', 'match_column', 'unthink', 'extract_answer',
-           'completion_status', 'token_f1', 'char_f1']
+           'first_yesno', 'yesno_in', 'answer_kind', 'is_match', 'unthink', 'extract_answer', 'completion_status',
+           'token_f1', 'char_f1']
 
-# %% ../../nbs/chronoscope/matching.ipynb #c970c343d
-from collections.abc import Iterable
+# %% ../../nbs/chronoscope/matching.ipynb #c0198eb13
 from functools import lru_cache
 import re
 import unicodedata
@@ -195,21 +194,6 @@ def is_match(
     if mode == 'exact': return p == g
     if mode == 'released': return p in g or g in p
     return _relaxed(pred, gold, p, g, kind)
-
-# %% ../../nbs/chronoscope/matching.ipynb #cf5d3f0c0
-def match_column(
-    preds: Iterable[str], # answers, length n
-    golds: Iterable[str], # accepted answers, length n
-    kinds: Iterable[str | None], # answer kinds, length n
-    mode: str = 'relaxed', # as in `is_match`
-    folded: bool = False, # as in `is_match`
-) -> list[bool]: # length n
-    "`is_match` row by row, each distinct row once."
-    known, out = {}, []
-    for key in zip(preds, golds, kinds, strict=True):
-        if key not in known: known[key] = is_match(key[0], key[1], mode, key[2], folded)
-        out.append(known[key])
-    return out
 
 # %% ../../nbs/chronoscope/matching.ipynb #cf1dd3976
 _THINK = re.compile(r'<think>.*?</think>', re.S)

@@ -18,13 +18,13 @@ COLUMNS = ('chain_id', 'turn', 'last', 'cluster', 'ok', 'correct', 'accepted_hit
 HITS = ('correct', 'accepted_hit', 'present_hit', 'folded_hit', 'k_hit') # false where there is no answer
 OVERLAPS = ('token_f1', 'char_f1') # 0 where there is none
 
-# %% ../../nbs/chronoscope/metrics.ipynb #c0d09bc27
+# %% ../../nbs/chronoscope/metrics.ipynb #cd0990cab
 def evaluated(
     turns: pd.DataFrame, # the table of turns
     answered: bool = False, # leave failures out instead of counting them as wrong
 ) -> pd.DataFrame: # turns from the second on; hits false and overlaps 0 where there is no answer
     "The turns that are evaluated, the set T of Appendix B.4."
-    if missing := [c for c in COLUMNS if c not in turns]: raise InputError(f"the table of turns lacks {', '.join(missing)}: make it with score.turn_table")
+    if missing := [c for c in COLUMNS if c not in turns]: raise InputError(f"the table of turns lacks {', '.join(missing)}: make it with score.read_turns")
     t = turns if (turns.turn >= 2).all() else turns[turns.turn >= 2]
     if t.ok.all(): return t
     if answered: return t[t.ok]

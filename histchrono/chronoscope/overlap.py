@@ -5,16 +5,13 @@
 # %% auto #0
 __all__ = ['word_counts', 'gram_counts', 'shared', 'overlaps']
 
-# %% ../../nbs/chronoscope/overlap.ipynb #ce50bd902
+# %% ../../nbs/chronoscope/overlap.ipynb #c0c1fc5dd
 from collections.abc import Sequence
-from functools import partial
-import sys
 
 import numpy as np
 import pandas as pd
 
 from .verdicts import Words
-from ..models.parallel import side_by_side
 
 # %% ../../nbs/chronoscope/overlap.ipynb #ca57dfb03
 def _rows(ids: np.ndarray, lengths: np.ndarray):
@@ -60,7 +57,7 @@ def shared(
         out[s] = np.divide(2 * both, na[s] + nb[s], out=np.zeros(len(both)), where=both > 0)
     return out
 
-# %% ../../nbs/chronoscope/overlap.ipynb #ccf7598e5
+# %% ../../nbs/chronoscope/overlap.ipynb #cc97f6646
 def _f1s(w: Words, pairs: tuple) -> list[np.ndarray]:
     "Both F1s of some pairs; only their own strings are laid out."
     strings, at = np.unique(np.concatenate(pairs), return_inverse=True)
@@ -70,21 +67,20 @@ def _f1s(w: Words, pairs: tuple) -> list[np.ndarray]:
 def overlaps(
     answers: Sequence, # (n,) strings, None or '' for none
     golds: Sequence, # (n,) the gold answers
-    workers: int = 2, # processes, where there is much to do
     w: Words | None = None, # the two columns' strings (and others behind them), where they are at hand
     size: int = 1 << 16, # pairs at a time
 ) -> dict[str, np.ndarray]: # 'token_f1' and 'char_f1', (n,) from 0 to 1
     "Token and character 3-gram F1 of columns (Appendix B.4)."
-    w = w or Words(answers, golds, workers=workers)
+    w = w or Words(answers, golds)
     a, g = w.codes[:2]
     back, distinct = pd.factorize(a * (len(w.texts) + 1) + g)
     p, q = distinct // (len(w.texts) + 1), distinct % (len(w.texts) + 1)
     order = np.lexsort((p, q)) # pairs that share a gold answer together: fewer strings at a time
     parts = [(p[order[i:i + size]], q[order[i:i + size]]) for i in range(0, len(order), size)]
-    done = dict(side_by_side(partial(_f1s, w), parts, workers if len(parts) > 1 and sys.platform == 'linux' else 1))
+    done = [_f1s(w, part) for part in parts]
     out = {}
     for k, name in enumerate(('token_f1', 'char_f1')):
         f1 = np.zeros(len(p))
-        if parts: f1[order] = np.concatenate([done[i][k] for i in range(len(parts))])
+        if parts: f1[order] = np.concatenate([f1s[k] for f1s in done])
         out[name] = f1[back]
     return out

@@ -76,7 +76,7 @@ def with_total(
         return dict(family='Total', metric=metric, value=part.value.agg(how), n=table[table.metric == 'n_chains'].value.sum(), reported=part.reported.agg(how) if part.reported.notna().any() else np.nan)
     return pd.concat([table, pd.DataFrame([rows(*e) for e in ends])], ignore_index=True)
 
-# %% ../../nbs/chronoscope/tables.ipynb #ce1b12177
+# %% ../../nbs/chronoscope/tables.ipynb #c7fec0dc3
 def structure_check(
     path, # chains.parquet
     printed: pd.DataFrame, # the reported Table 2 in long form
@@ -85,7 +85,7 @@ def structure_check(
     "Compare lengths and implicit turns with the paper's, family by family."
     s = structure(path).set_index('family').rename(FAMILY_NAMES)
     p = printed.pivot(index='family', columns='metric', values='reported')
-    d = s.join(p[['median_length', 'max_length', 'implicit_turns_pct']], rsuffix='_paper', how='inner')
+    d = s.join(p[['median_length', 'max_length', 'implicit_turns_pct']].add_suffix('_paper'), how='inner')
     return pd.DataFrame({'lengths': d.min_length.astype(str) + '–' + d.max_length.astype(str), "the paper's": d.median_length_paper.map(number) + '–' + d.max_length_paper.map(number),
         'lengths_ok': (d.min_length >= d.median_length_paper) & (d.max_length <= d.max_length_paper), 'implicit': d.implicit_turns_pct.round(1), 'implicit_paper': d.implicit_turns_pct_paper,
         'points': (d.implicit_turns_pct - d.implicit_turns_pct_paper).round(1), 'implicit_ok': (d.implicit_turns_pct - d.implicit_turns_pct_paper).abs() <= points})
