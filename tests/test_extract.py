@@ -51,7 +51,9 @@ dump.extract(sys.argv[1], sys.argv[2], workers=int(sys.argv[3]), block_size=%d, 
 """ % BLOCK
 
 
-def start(dump, out, workers=2): return subprocess.Popen([sys.executable, '-c', SLOW, str(dump), str(out), str(workers)], stdout=subprocess.PIPE, text=True)
+def start(dump, out, workers=2):
+    hears = lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)  # a shell starts jobs in the background deaf to Ctrl-C
+    return subprocess.Popen([sys.executable, '-c', SLOW, str(dump), str(out), str(workers)], stdout=subprocess.PIPE, text=True, preexec_fn=hears)
 
 
 def kill_after(dump, out, groups, how=signal.SIGKILL, workers=2):
