@@ -3,7 +3,7 @@
 
 PROFILE ?= demo
 JOBS ?= 2
-EXTRAS ?= models,run,dev
+EXTRAS ?= models,images,run,dev
 BIN := .venv/bin
 
 .PHONY: paper test install lab clean help

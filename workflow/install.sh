@@ -1,7 +1,7 @@
 #!/bin/sh
 # Make .venv and install the project into it. What goes wrong is said in one line; everything else is in .venv/install.log.
 set -u
-extras=${1:-models,run,dev}
+extras=${1:-models,images,run,dev}
 
 say() { printf '%s\n' "$*"; }
 fail() { printf 'install: %s\n' "$*" >&2; exit 1; }
