@@ -4,7 +4,8 @@
 
 # %% auto #0
 __all__ = ['app', 'run', 'write_dumps', 'extract', 'synth_dump', 'synth_truth', 'truth', 'chains', 'import_chains',
-           'export_chains', 'paraphrase', 'evaluate', 'score', 'models', 'fetch', 'main']
+           'export_chains', 'paraphrase', 'evaluate', 'score', 'plan_images', 'draw', 'collect', 'generate',
+           'import_images', 'label', 'models', 'fetch', 'main']
 
 # %% ../nbs/cli.ipynb #cebc73bbf
 from pathlib import Path
@@ -217,6 +218,87 @@ def score(
     for c in ('value', 'lo', 'hi', 'answered'): shown[c] = shown[c].map(lambda x: f'{x:.3f}')
     print(f"{t.model.iloc[0]}: answers matched {'in three ways' if match == 'all' else match}; value with its 95 % interval, failures counted as wrong; n: turns (or chains) counted; answered: failures left out")
     print(_lines(shown[shown.scope == scope] if scope != 'every' else shown))
+
+# %% ../nbs/cli.ipynb #cfabf93a8
+@app.command('plan-images')
+def plan_images(
+    profile: Annotated[str, typer.Option(help='Where arms, periods, activities and the seed come from.')] = 'demo',
+    report: Annotated[Optional[Path], typer.Option(help='Write the counts as JSON.')] = None,
+):
+    "Fix a row, a seed and a hash for every picture of a profile, before anything is drawn."
+    from histchrono.histvis.study import plan_profile
+    _told(plan_profile(profile), report, ('rows', 'settings'))
+
+@app.command()
+def draw(
+    arm: Annotated[str, typer.Option(help='Such as SDXL or SDXL:mitigated_appendix_e.')],
+    profile: Annotated[str, typer.Option(help='Whose plan.')] = 'demo',
+    shard: Annotated[int, typer.Option(min=0, help='This run draws the rows with row % SHARDS = SHARD.')] = 0,
+    shards: Annotated[int, typer.Option(min=1)] = 1,
+    report: Annotated[Optional[Path], typer.Option(help='Write the counts as JSON.')] = None,
+):
+    "Draw what is missing of a profile's plan; a run that was ended goes on where it was."
+    from histchrono.histvis.study import draw_profile
+    n = draw_profile(profile, arm, shard, shards, say=lambda line: print(line, file=sys.stderr))
+    _told(n, report, ('rows', 'failed', 'why'))
+
+@app.command()
+def collect(
+    dir: Annotated[Optional[Path], typer.Argument(help='A folder written by generate; default the profile\'s.')] = None,
+    profile: Annotated[str, typer.Option(help='Whose pictures.')] = 'demo',
+):
+    "Check every picture's hash, write pictures.parquet and the contact sheets, say what is missing."
+    from histchrono.histvis.study import collect_profile
+    collect_profile(profile, say=print, folder=dir)
+
+def _told(n: dict, report, kept): # counts to the reader and, without clocks, to a file
+    print(', '.join(f'{k}: {v}' for k, v in n.items()))
+    if report:
+        from histchrono.core.io import write_json
+        write_json(report, {k: v for k, v in n.items() if k in kept})
+
+@app.command()
+def generate(
+    tti: Annotated[str, typer.Option(help='A text-to-image model: a name from `histchrono models`, a hub id or a folder; `:mitigated_appendix_e` behind it asks with the mitigation prompt. Several with commas.')],
+    out: Annotated[Path, typer.Option(help='Folder for the plan and the pictures.')],
+    engine: Annotated[str, typer.Option(help='diffusers, or simulator: pictures that a model with the declared behaviour would draw.')] = 'diffusers',
+    activities: Annotated[str, typer.Option(help='How many of the hundred, or a CSV with the column activity.')] = '100',
+    periods: Annotated[str, typer.Option(help='Such as 17th,1910s, or a CSV with the column period.')] = '17th,18th,19th,20th,21st,1910s,1930s,1950s,1970s,1990s',
+    images_per_prompt: Annotated[int, typer.Option(min=1)] = 10,
+    shard: Annotated[int, typer.Option(min=0, help='This run draws the rows with row % SHARDS = SHARD.')] = 0,
+    shards: Annotated[int, typer.Option(min=1, help='With several, `histchrono collect DIR` when all are done.')] = 1,
+    seed: Annotated[Optional[int], typer.Option(help='Instead of the demo profile\'s.')] = None,
+):
+    "Plan, draw and collect pictures of people's activities through the periods; run it again to go on."
+    from histchrono.histvis.study import generate_stage
+    generate_stage(_words(tti), out, engine, activities, _words(periods), images_per_prompt, shard, shards, seed, say=lambda line: print(line, flush=True))
+
+@app.command('import-images')
+def import_images(
+    folder: Annotated[Path, typer.Argument(help='A folder of pictures.')],
+    out: Annotated[Path, typer.Option(help='Folder for the set.')],
+    csv: Annotated[Optional[Path], typer.Option(help='Columns path, activity, period, model; also index, variant, prompt.')] = None,
+    layout: Annotated[Optional[str], typer.Option(help='histvis: the released archive (its layout is guessed).')] = None,
+    convert: Annotated[bool, typer.Option('--convert', help='Convert CMYK, 16-bit, transparent and turned pictures instead of leaving them out.')] = False,
+):
+    "Read pictures of one's own as a HistVis set; broken ones are counted and named."
+    from histchrono.histvis.collection import import_images
+    import_images(folder, out, csv, layout, convert, say=print)
+
+@app.command()
+def label(
+    dir: Annotated[Path, typer.Argument(help='A folder written by generate or import-images.')],
+    with_: Annotated[str, typer.Option('--with', help='style.')] = 'style',
+    probe: Annotated[Optional[Path], typer.Option(help='A probe file; default the demo profile\'s for its style encoder.')] = None,
+    out: Annotated[Optional[Path], typer.Option(help='The Parquet file to write; default in DIR.')] = None,
+    workers: Annotated[int, typer.Option(min=0, help='0 = every core.')] = 0,
+):
+    "Label pictures; shares of each cell are printed, with how many pictures they rest on."
+    from histchrono.core.settings import check_choice
+    from histchrono.histvis.study import label_stage
+    check_choice('kind of label', with_, ('style',), '--with')
+    shares = label_stage(dir, probe, out, workers or len(os.sched_getaffinity(0)), say=lambda line: print(line, file=sys.stderr))
+    print(_lines(shares))
 
 # %% ../nbs/cli.ipynb #c88655760
 @app.command()

@@ -1,0 +1,180 @@
+"""Visual style dominance: hand-worked examples, identities, what must not matter, and coverage."""
+import numpy as np, pandas as pd, pytest
+from hypothesis import given, settings, strategies as st
+
+from histchrono.core.errors import InputError, SettingsError
+from histchrono.histvis.names import STYLES
+from histchrono.histvis.vsd import KINDS, asterisks, contrasts, counts, intervals, top_two
+from histchrono.histvis.vsdcorrect import corrected_shares, matrix_fault, reassignment, with_monochrome
+from histchrono.histvis.vsdcover import redraw_coverage
+
+IDENTITY = np.diag([10 ** 7] * 6)
+ERRS = np.array([[630, 30, 20, 20, 0, 0], [30, 650, 10, 10, 0, 0], [40, 10, 600, 50, 0, 0], [10, 0, 40, 640, 10, 0], [0, 0, 15, 25, 660, 0], [5, 15, 0, 10, 10, 660]])
+
+def labels(cells, per=2):
+    "Labels with given counts a cell, `per` pictures an activity."
+    return pd.concat([pd.DataFrame(dict(arm=a, period=p, activity_id=np.arange(sum(k)) // per, style=np.repeat(STYLES, k).astype(object))) for (a, p), k in cells.items()], ignore_index=True)
+
+def one(t, kind, what='vsd', role=None, arm='SD3', period='17th'):
+    d = t[(t.kind == kind) & (t.what == what) & (t.arm == arm) & (t.period == period)]
+    return (d if role is None else d[d.role == role]).iloc[0]
+
+LIKE = {('SD3', '17th'): [3, 4, 5, 88, 0, 0], ('SD3', '1950s'): [1, 0, 3, 2, 45, 49], ('SDXL', '1970s'): [10, 5, 30, 15, 33, 7]}
+
+
+def test_score_by_hand():
+    t = intervals(labels(LIKE), ERRS, replicates=200)
+    v = one(t, 'noise_free')
+    assert (v.value, v['style'], v.n, v.activities) == (.88, 'painting', 100, 50)
+    assert (one(t, 'paper', 'share', 'second').value, one(t, 'paper', 'share', 'second')['style']) == (.05, 'illustration')
+    assert one(t, 'noise_free', 'gap').value == pytest.approx(.83)
+
+def test_paper_interval_has_the_mean_of_its_own_noise():
+    "88 paintings keep precision 640/755, and others become paintings as their columns say."
+    k, r = np.array(LIKE['SD3', '17th']), reassignment(ERRS)
+    t = intervals(labels(LIKE), ERRS, kinds=('paper',), replicates=20000)
+    assert r[3, 3] == pytest.approx(640 / 755)
+    assert one(t, 'paper', 'share', 'dominant').boot_mean == pytest.approx((k @ r / 100)[3], abs=.001)
+
+def test_score_may_lie_outside_the_papers_own_interval():
+    "Labels already hold the predictor's errors; Appendix F adds them once more."
+    t = intervals(labels({('SD3', '17th'): [5, 5, 10, 860, 100, 20]}, 10), ERRS)
+    v = one(t, 'paper')
+    assert v.hi < v.value
+    free = one(t, 'noise_free')
+    assert free.lo < free.value < free.hi
+
+def test_noise_free_is_the_binomial():
+    from scipy.stats import binom
+    v = one(intervals(labels({('SD3', '17th'): [0, 0, 0, 70, 30, 0]}), kinds=('noise_free',), replicates=50000), 'noise_free', 'share', 'dominant')
+    assert (v.lo, v.hi) == pytest.approx(binom.ppf([.025, .975], 100, .7) / 100, abs=.0101)
+
+def test_identity_matrix_changes_nothing():
+    t = intervals(labels(LIKE), IDENTITY)
+    key = ['arm', 'period', 'what', 'style']
+    by = {k: t[t.kind == k].set_index(key) for k in ('paper', 'noise_free', 'corrected')}
+    assert np.allclose(by['corrected'].value, by['noise_free'].value, atol=1e-9)
+    assert np.allclose(by['paper'][['lo', 'hi']], by['noise_free'][['lo', 'hi']], atol=.0151) # other random numbers, shares in hundredths
+    big = intervals(labels({c: np.multiply(k, 30) for c, k in LIKE.items()}), IDENTITY)
+    a, b = (big[(big.kind == k) & (big.role == 'dominant')] for k in ('corrected', 'noise_free'))
+    assert np.allclose(a[['lo', 'hi']], b[['lo', 'hi']], atol=.003)
+
+def test_all_of_one_style():
+    t = intervals(labels({('SD3', '17th'): [0, 0, 0, 100, 0, 0]}), ERRS)
+    v = one(t, 'noise_free')
+    assert (v.value, v.lo, v.hi) == (1, 1, 1) and (t.role == 'second').sum() == 0
+    assert t[t.what == 'gap'].lo.isna().all() and not asterisks(t).item() and not asterisks(t, 'difference', 'noise_free').item()
+    assert one(t, 'corrected').hi == 1 and one(t, 'corrected').lo < 1 # no width is no certainty
+    assert one(t, 'clustered').lo == 1
+
+def test_cell_without_pictures_is_missing_and_counted():
+    d = pd.concat([labels(LIKE), pd.DataFrame(dict(arm='SDXL', period='1990s', activity_id=range(7), style=''))])
+    d.loc[len(d)] = ['SD3', '17th', 3, None]
+    cells, k = counts(d)
+    c = cells.set_index(['arm', 'period'])
+    assert c.loc[('SDXL', '1990s'), ['n', 'missing', 'activities']].tolist() == [0, 7, 0] and c.loc[('SD3', '17th'), 'missing'] == 1 and k.sum() == 300
+    t = intervals(d, ERRS, replicates=100)
+    empty = t[(t.arm == 'SDXL') & (t.period == '1990s')]
+    assert len(empty) == 8 * len(KINDS) and empty[['value', 'lo', 'hi']].isna().all().all() and set(empty.fault) == {'no labelled picture'}
+    assert ('SDXL', '1990s') not in asterisks(t)
+
+def test_few_activities():
+    t = intervals(labels({('SD3', '17th'): [0, 0, 1, 3, 0, 0]}, per=4), ERRS, replicates=100)
+    assert set(t[t.kind == 'clustered'].fault) == {'one activity'} and t[t.kind == 'clustered'].lo.isna().all()
+
+@pytest.mark.parametrize('matrix, words', [(np.diag([9, 0, 9, 9, 9, 9]), 'no labelled picture of engraving'), (np.ones((6, 6), int), 'calls two styles alike')])
+def test_matrix_that_cannot_be_inverted(matrix, words):
+    t = intervals(labels(LIKE), matrix, replicates=100)
+    bad = t[t.kind == 'corrected']
+    assert bad.lo.isna().all() and bad.fault.str.contains(words).all() and t[t.kind == 'noise_free'].lo.notna().all()
+    with pytest.raises(InputError, match=words): redraw_coverage(pd.DataFrame(dict(arm='SD3', period='17th', style='painting', share=[1.])), 100, matrix)
+    with pytest.raises(InputError, match=words): contrasts(labels({('SDXL', '17th'): [1] * 6, ('SDXL Mitigated', '17th'): [1] * 6}), matrix=matrix)
+
+def test_label_that_the_evaluation_never_saw():
+    m = np.diag([9, 9, 9, 9, 9, 9]); m[1] = [9, 0, 0, 0, 0, 0] # engravings are never called so
+    t = intervals(labels(LIKE), m, kinds=('paper',), replicates=100)
+    assert t[(t.arm == 'SD3') & (t.period == '17th')].fault.str.startswith('precision unknown').all()
+    assert t[(t.arm == 'SD3') & (t.period == '1950s')].lo[:6].notna().all() # has no such label
+
+def test_monochrome_inherits_photography():
+    c = np.diag([90, 90, 90, 90, 80, 0]); c[4, [3, 5]], c[3, 4] = [10, 10], 10
+    m = with_monochrome(c)
+    assert m[4].tolist() == [0, 0, 0, 10, 90, 0] and m[5].tolist() == [0, 0, 0, 10, 0, 90] and not matrix_fault(c)
+    r = reassignment(c)
+    assert r[5, 5] == pytest.approx(.9) == r[4, 4] and r[5, 3] == pytest.approx(.1)
+    assert np.diag(reassignment(c, 'paper_f1')).tolist() == pytest.approx([.802, .85, .836, .957, .935, .935])
+    with pytest.raises(SettingsError, match='did you mean'): reassignment(c, 'paper')
+
+def test_asterisk_rules_differ():
+    "Intervals of .338 and .286 overlap although the difference is sure."
+    t = intervals(labels({('SD3', '17th'): [100, 100, 176, 286, 338, 0]}, 1), kinds=('noise_free',))
+    assert asterisks(t, 'overlap', 'noise_free').item() and not asterisks(t, 'difference', 'noise_free').item()
+
+def test_contrasts_are_paired_by_activity():
+    "Each activity looks alike in both arms: the difference varies far less than the shares do."
+    a = pd.DataFrame([('SDXL', '17th', i, 'engraving' if i % 2 else 'painting') for i in range(60) for _ in range(5)], columns=['arm', 'period', 'activity_id', 'style'])
+    b = a.assign(arm='SDXL Mitigated')
+    b.loc[b.activity_id == 1, 'style'] = 'painting'
+    d = contrasts(pd.concat([a, b])).set_index(['what', 'style'])
+    assert d.loc[('share', 'painting')].value == pytest.approx(5 / 300) and 0 <= d.loc[('share', 'painting')].lo and d.loc[('share', 'painting')].hi < .06
+    alone = intervals(pd.concat([a, b]), kinds=('clustered',))
+    assert (alone.hi - alone.lo).max() > .2
+    assert d.direction.iloc[0] == '↑' and d.style_change.iloc[0] == 'changed' # 150 each: the tie is named engraving; then paintings
+
+def test_contrasts_through_the_matrix_and_bad_arms():
+    d = labels({('SDXL', '1910s'): [5, 5, 10, 4, 3, 73], ('SDXL Mitigated', '1910s'): [2, 3, 10, 78, 5, 2], ('SDXL', '17th'): [1, 90, 1, 1, 1, 1]})
+    t = contrasts(d, matrix=ERRS)
+    assert set(t.period) == {'1910s'} and t[t['style'] == 'monochrome'].hi.item() < -.6
+    assert abs(contrasts(d, matrix=IDENTITY)[['value', 'lo', 'hi']] - contrasts(d)[['value', 'lo', 'hi']]).max().max() < 1e-3
+    with pytest.raises(InputError, match="no picture of arm 'FLUX.1'"): contrasts(d, 'FLUX.1')
+    with pytest.raises(InputError, match='no period in common'): contrasts(d[d.period.eq('17th') | d.arm.eq('SDXL Mitigated')])
+
+@pytest.mark.parametrize('change, error, words', [
+    (lambda d: d.assign(style='fresco'), InputError, "'fresco' is none of"), (lambda d: d.drop(columns='activity_id'), InputError, 'lack activity_id'), (lambda d: d[:0], InputError, 'label pictures first')])
+def test_bad_labels(change, error, words):
+    with pytest.raises(error, match=words): intervals(change(labels(LIKE)), ERRS)
+
+def test_bad_arguments():
+    with pytest.raises(InputError, match='6 × 6'): intervals(labels(LIKE), np.eye(5))
+    with pytest.raises(SettingsError, match='did you mean noise_free'): intervals(labels(LIKE), ERRS, kinds=('noise_fre',))
+    with pytest.raises(InputError, match='confusion matrix'): intervals(labels(LIKE))
+    with pytest.raises(SettingsError, match='overlap'): asterisks(intervals(labels(LIKE), kinds=('noise_free',), replicates=50), 'overlaps', 'noise_free')
+
+
+@settings(deadline=None, max_examples=25)
+@given(st.lists(st.lists(st.integers(0, 12), min_size=6, max_size=6), min_size=1, max_size=4), st.randoms(use_true_random=False))
+def test_order_of_rows_and_other_cells_do_not_matter(cells, r):
+    d = labels({('SD3', f'{i}th'): k for i, k in enumerate(cells)} | {('SD3', 'z'): [1, 2, 3, 0, 0, 0]})
+    t = intervals(d, ERRS, replicates=60)
+    mixed = d.sample(frac=1, random_state=r.randrange(1000))
+    pd.testing.assert_frame_equal(t, intervals(mixed, ERRS, replicates=60))
+    pd.testing.assert_frame_equal(t[t.period == 'z'].reset_index(drop=True), intervals(d[d.period == 'z'], ERRS, replicates=60))
+
+@settings(deadline=None, max_examples=40)
+@given(st.lists(st.integers(0, 40), min_size=6, max_size=6).filter(any))
+def test_what_always_holds(k):
+    t = intervals(labels({('SD3', '17th'): k}, 1), ERRS, replicates=200)
+    assert ((t.lo <= t.hi) | t.lo.isna()).all() and t[t.what != 'gap'][['lo', 'hi']].stack().between(0, 1).all()
+    s = t[(t.kind == 'paper') & (t.what == 'share')]
+    assert s.value.sum() == pytest.approx(1) and s.boot_mean.sum() == pytest.approx(1)
+    for kind in ('paper', 'noise_free'): # a replicate's largest share is no smaller than any of its shares
+        assert one(t, kind).lo >= t[(t.kind == kind) & (t.what == 'share')].lo.max() and one(t, kind).boot_mean >= t[(t.kind == kind) & (t.what == 'share')].boot_mean.max() - 1e-12
+    first, second = (x[0] for x in top_two(np.array([k])))
+    assert k[first] == max(k) and (second < 0) == (sum(x > 0 for x in k) == 1)
+
+@settings(deadline=None, max_examples=40)
+@given(st.lists(st.floats(.01, 1), min_size=6, max_size=6), st.integers(0, 10 ** 6))
+def test_correction_undoes_the_errors_exactly(w, seed):
+    p, gen = np.array(w) / sum(w), np.random.default_rng(seed)
+    c = 700 * np.eye(6) + gen.integers(0, 60, (6, 6))
+    assert np.allclose(corrected_shares((p @ (c / c.sum(1, keepdims=True)))[None] * 1e6, c), p, atol=1e-9)
+
+
+def test_coverage_of_planted_shares():
+    "The corrected interval holds what it says; the paper's does not, and the wrong matrix costs coverage."
+    rows = [('SD3', p, s, x) for p, row in {'17th': (.03, .02, .04, .88, .02, .01), '19th': (.19, .55, .1, .1, .04, .02), '20th': (.05, .05, .33, .07, .2, .3), '1990s': (0, 0, .01, .02, .96, .01)}.items() for s, x in zip(STYLES, row)]
+    t = redraw_coverage(pd.DataFrame(rows, columns=['arm', 'period', 'style', 'share']), 100, ERRS, redraws=150, replicates=500, wrong=IDENTITY // 10 ** 4)
+    c = t.groupby('kind').coverage.mean()
+    assert c.corrected > .91 and c.corrected_wrong < c.corrected - .03 and c.paper < .6 # 600 intervals: .95 ± .018 with 95 %
+    again = redraw_coverage(pd.DataFrame(rows, columns=['arm', 'period', 'style', 'share']).sample(frac=1, random_state=0), 100, ERRS, redraws=2, replicates=50)
+    pd.testing.assert_frame_equal(again, redraw_coverage(pd.DataFrame(rows, columns=['arm', 'period', 'style', 'share']), 100, ERRS, redraws=2, replicates=50))
