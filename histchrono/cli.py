@@ -219,7 +219,7 @@ def score(
     print(f"{t.model.iloc[0]}: answers matched {'in three ways' if match == 'all' else match}; value with its 95 % interval, failures counted as wrong; n: turns (or chains) counted; answered: failures left out")
     print(_lines(shown[shown.scope == scope] if scope != 'every' else shown))
 
-# %% ../nbs/cli.ipynb #cfabf93a8
+# %% ../nbs/cli.ipynb #c09118f6a
 @app.command('plan-images')
 def plan_images(
     profile: Annotated[str, typer.Option(help='Where arms, periods, activities and the seed come from.')] = 'demo',
@@ -227,7 +227,7 @@ def plan_images(
 ):
     "Fix a row, a seed and a hash for every picture of a profile, before anything is drawn."
     from histchrono.histvis.study import plan_profile
-    _told(plan_profile(profile), report, ('rows', 'settings'))
+    _told(plan_profile(profile), report, ('rows', 'plan'))
 
 @app.command()
 def draw(

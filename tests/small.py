@@ -49,12 +49,15 @@ def tiny_model(folder: Path, seed: int = 0) -> Path:
 def small_project(base: Path, chains: int = 24) -> Path:
     "A project of its own, with the real notebooks and the real graph."
     p = base / "project"
-    for d in ("nbs/runs", "nbs/papers", "workflow", "data/reported"):
+    for d in ("nbs/runs", "nbs/papers", "workflow", "data/reported", "data/histvis"):
         shutil.copytree(root() / d, p / d)
     small_facts(p / "data" / "wikidata")
     tiny_model(base / "tiny")
     ini = (root() / "settings.ini").read_text()
     ini = ini.replace("eval_chains = 400\nparaphrases = 120", f"eval_chains = {chains}\nparaphrases = {chains // 4}").replace("bootstrap = 2000", "bootstrap = 100")
+    demo = "activities = 50\nimages_per_prompt = 2\n"
+    assert demo in ini and "probe_heldout = 700" in ini
+    ini = ini.replace(demo, "activities = 22\nimages_per_prompt = 1\nprobe_train = 24\nprobe_val = 8\n").replace("probe_heldout = 700", "probe_heldout = 20").replace("vsd_replicates = 5000", "vsd_replicates = 200")
     assert f"eval_chains = {chains}" in ini and "bootstrap = 100" in ini and ini.count("[weights]") == 1
     (p / "settings.ini").write_text(ini + f"SmolLM2-135M-Instruct = {base / 'tiny'}\n")
     return p

@@ -27,7 +27,7 @@ def project(tmp_path_factory):
     p = small_project(tmp_path_factory.mktemp("small"))
     r = histchrono(p, "run")
     assert r.returncode == 0, r.stdout + r.stderr
-    assert f"made {' '.join(sorted(artefacts()))}" in r.stdout.splitlines()[-1] and len(artefacts()) >= 15
+    assert f"made {' '.join(sorted(artefacts()))}" in r.stdout.splitlines()[-1] and len(artefacts()) >= 26
     return p
 
 
@@ -52,7 +52,7 @@ def test_table_03_has_every_setting_and_the_papers_models(project):
 
 def test_every_table_has_four_forms_and_no_trace_of_the_machine(project):
     files = sorted(p for p in (project / "paper_tables").rglob("*") if p.is_file())
-    assert [p.name for p in files] == [f"table_{n}.{e}" for n in (f"{i:02d}" for i in range(1, 12)) for e in ("csv", "html", "md", "tex")]
+    assert [f"{p.parent.name} {p.name}" for p in files] == [f"{paper} table_{n:02d}.{e}" for paper, last in (("chronoscope", 11), ("synthetic_history", 4)) for n in range(1, last + 1) for e in ("csv", "html", "md", "tex")]
     manifests = sorted((project / "runs").rglob("manifest.json"))
     assert len(manifests) >= 8
     for p in files + manifests:

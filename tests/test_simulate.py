@@ -67,6 +67,18 @@ def test_threads_of_opencv_do_not_matter():
     cv2.setNumThreads(4)
     assert [digest(d) for d in Simulator().draw(r)] == one
 
+def test_settings_name_what_a_picture_depends_on(tmp_path):
+    for name in ('styles', 'objects', 'people'): (tmp_path/f'planted_{name}.csv').write_text(planted.planted_text(name))
+    same = Simulator(behaviour=planted.behaviour(tmp_path)).settings
+    assert same == Simulator(dict(seed=0, world='shifted')).settings and same['simulated'] is True
+    f, old = tmp_path/'planted_styles.csv', planted.planted_text('styles').splitlines()
+    a, b = (r.split(',') for r in old[1:3]) # two shares of one cell change places
+    a[3], b[3] = b[3], a[3]
+    assert a[3] != b[3]
+    f.write_text('\n'.join([old[0], ','.join(a), ','.join(b), *old[3:]]) + '\n')
+    assert Simulator(behaviour=planted.behaviour(tmp_path)).settings != same
+    for other in (dict(seed=1), dict(world='train')): assert Simulator(other).settings != same
+
 def test_truth_is_in_the_facts_and_marked():
     for r, d in zip(rows(8), Simulator(dict(seed=1)).draw(rows(8))):
         t = d.facts['truth']

@@ -5,14 +5,14 @@
 # %% auto #0
 __all__ = ['ENDINGS', 'LAYOUTS', 'find_arm', 'guess_entry', 'import_images']
 
-# %% ../../nbs/histvis/collection.ipynb #ca584840c
+# %% ../../nbs/histvis/collection.ipynb #c7776d7b2
 from collections import Counter
 from pathlib import Path
 import os, re, warnings
 import pandas as pd, pyarrow as pa
 from ..core.errors import InputError
 from ..core.io import check_workers, conform, write_parquet
-from ..core.provenance import claim_folder, text_hash, write_manifest
+from ..core.provenance import claim_folder, file_hash, text_hash, write_manifest
 from ..core.settings import check_choice
 from .generate import collect, read_record, standing, strays, write_record
 from .imageplan import IMAGES, hold, picture_path, table_hash
@@ -45,8 +45,9 @@ def find_arm(
     if _key(base) in (names := _models()): return parse_arm(f'{names[_key(base)]}:{v}' if v != 'neutral' else names[_key(base)])
     return parse_arm(base if v == 'neutral' else f'{base}:{v}')
 
-# %% ../../nbs/histvis/collection.ipynb #c3fb1f73d
-_COLUMNS = dict(path='path file filename file_name file_path filepath image image_path image_file', activity='activity action', period='period time_period historical_period century era time', model='model generator tti model_name', index='index idx sample image_index', variant='variant', prompt='prompt text caption', category='category')
+# %% ../../nbs/histvis/collection.ipynb #c3c966120
+_COLUMNS = dict(path='path file filename file_name file_path filepath image image_path image_file', activity='activity action',
+                period='period time_period historical_period century era time', model='model generator tti model_name', index='index idx sample image_index', variant='variant', prompt='prompt text caption', category='category')
 _PROMPT = re.compile(r'^\s*an? (?:photorealistic image of )?(?:a )?(?:person )?(?P<activity>.+?) (?:in|during) (?:the )?(?P<period>[^,.]+?)\s*\.?\s*$', re.I)
 
 def _entries(file: Path, model: str) -> list[dict]: # path, activity, period, model, index, variant, prompt, category, line
@@ -54,14 +55,15 @@ def _entries(file: Path, model: str) -> list[dict]: # path, activity, period, mo
     if not rows: raise InputError(f"{file} has no line under its head: give one a picture")
     at = {c: next((n for n in names.split() if n in rows[0]), None) for c, names in _COLUMNS.items()}
     lost = [c for c in ('path', 'activity', 'period', 'model') if at[c] is None and not (c in ('activity', 'period') and at['prompt']) and not (c == 'model' and model)]
-    if lost: raise InputError(f"{file} has no column {' and none '.join(lost)}: its head must name path, activity, period and model (it names {', '.join(k for k in rows[0] if k != 'line')})")
+    if lost:
+        raise InputError(f"{file} has no column {' and none '.join(lost)}: its head must name path, activity, period and model (it names {', '.join(k for k in rows[0] if k != 'line')})")
     return [dict({c: r.get(n, '') if n else '' for c, n in at.items()}, line=r['line']) | ({'model': model} if at['model'] is None else {}) for r in rows]
 
 def _asked(e: dict) -> dict: # activity and period, from the prompt where they are not given
     m = _PROMPT.match(e['prompt']) if not (e['activity'] and e['period']) else None
     return e | {k: e[k] or (m[k] if m else '') for k in ('activity', 'period')}
 
-# %% ../../nbs/histvis/collection.ipynb #cfa8684a6
+# %% ../../nbs/histvis/collection.ipynb #cd595d5a1
 def _inside(folder: Path, path: str) -> Path: # the file; ValueError where it is outside
     for p in dict.fromkeys((path, path.replace('\\', '/'))):
         file = Path(os.path.normpath(folder.absolute()/p))
@@ -78,7 +80,7 @@ def _place(e: dict, folder: Path) -> dict: # arm, activity, period, file, given 
     if e['index'] and not re.fullmatch(r'\d{1,4}(?:\.0)?', e['index'], re.A): raise ValueError(f'index {e["index"]!r} of {e["path"]} is no whole number from 0 to 9999')
     try: arm = find_arm(e['model'], e['variant'])
     except Exception as x: raise ValueError(f'{x}') from None
-    return dict(arm=arm, activity=activity_key(e['activity']), shown=re.sub(r'\s+', ' ', e['activity']).strip(), period=period_key(e['period']), words=re.sub(r'^the\s+', '', e['period'], flags=re.I), category=e['category'], prompt=e['prompt'],
+    return dict(arm=arm, activity=activity_key(e['activity']), period=period_key(e['period']), words=re.sub(r'^the\s+', '', e['period'], flags=re.I), category=e['category'], prompt=e['prompt'],
                 file=_inside(folder, e['path']), path=e['path'].replace('\\', '/'), given=int(float(e['index'])) if e['index'] else -1)
 
 def _placed(entries: list, folder: Path) -> tuple[list, list]: # placed, (line, why) of the others
@@ -88,12 +90,14 @@ def _placed(entries: list, folder: Path) -> tuple[list, list]: # placed, (line, 
         except ValueError as x: bad.append((e['line'], str(x))); continue
         key = (p['file'], p['arm'], p['activity'], p['period'])
         again = next((seen[k] for k in (key, (key[1:], p['given'])) if k in seen and (k is key or p['given'] >= 0)), None)
-        if again is not None: bad.append((e['line'], f"{p['path']} stands there already, in line {again}" if key in seen else f"index {p['given']} of this arm, activity and period is that of line {again} already")); continue
+        if again is not None:
+            bad.append((e['line'], f"{p['path']} stands there already, in line {again}" if key in seen else f"index {p['given']} of this arm, activity and period is that of line {again} already"))
+            continue
         seen[key] = seen[key[1:], p['given']] = e['line']
         out.append(p)
     return out, bad
 
-# %% ../../nbs/histvis/collection.ipynb #ce89fe2f0
+# %% ../../nbs/histvis/collection.ipynb #c1ca0132c
 _ORDER = ('FLUX.1', 'SD3', 'SDXL', 'SDXL Mitigated') # as Table 1 prints them; others behind, by name
 
 def _periods(placed: list) -> pd.DataFrame: # the project's that occur, then one's own by name: period, label, words
@@ -109,7 +113,7 @@ def _activities(placed: list) -> dict: # key → (number, category, text)
     table = all_activities()
     out = {activity_key(r.activity): (r.activity_id, r.category, r.activity) for r in table.itertuples()}
     own = {}
-    for p in sorted(placed, key=lambda p: (p['activity'], p['category'], p['shown'])): own.setdefault(p['activity'], p) if p['activity'] not in out else None
+    for p in sorted(placed, key=lambda p: (p['activity'], p['category'])): own.setdefault(p['activity'], p) if p['activity'] not in out else None
     return out | {k: (int(table.activity_id.max()) + i, p['category'] or 'Own', k) for i, (k, p) in enumerate(sorted(own.items()), 1)}
 
 def _rows(placed: list, pers: pd.DataFrame) -> list[dict]: # rows of IMAGES beside 'file'; numbered whatever the table's order
@@ -124,8 +128,8 @@ def _rows(placed: list, pers: pd.DataFrame) -> list[dict]: # rows of IMAGES besi
         used = taken.setdefault((arm.label, period, n), set())
         i = p['given'] if p['given'] >= 0 else next(k for k in range(1 << 15) if k not in used)
         used.add(i)
-        out.append(dict(row=len(out), image_id=text_hash('imported', p['path'], arm.model, arm.variant, text, period), arm=arm.label, model=arm.model, variant=arm.variant, activity_id=n, category=category, activity=text,
-                        period=period, index=i, seed=-1, prompt=p['prompt'], negative_prompt='', settings_hash='', file=p['file']))
+        out.append(dict(row=len(out), image_id=text_hash('imported', p['path'], arm.model, arm.variant, text, period), arm=arm.label, model=arm.model, variant=arm.variant,
+                        activity_id=n, category=category, activity=text, period=period, index=i, seed=-1, prompt=p['prompt'], negative_prompt='', settings_hash='', file=p['file']))
     return out
 
 # %% ../../nbs/histvis/collection.ipynb #c2982df48
@@ -148,27 +152,30 @@ def guess_entry(
     own = activity_key(re.sub(r'\b(?:in|during)(?: the)?\s*$', '', re.sub(r'(?:^|\s)(?:img|image)?\s?\d+$|^\d+\s', '', stem).strip()))
     return dict(path=path, activity=found or (own if len(own) > 2 else ''), period=period, model=model, index=(number[1] or number[2]) if number else '', variant='mitigated' if mitigated else '', prompt='', category='', line=path)
 
-# %% ../../nbs/histvis/collection.ipynb #cd75ac919
+# %% ../../nbs/histvis/collection.ipynb #cd7801d3d
 LAYOUTS = ('histvis',)
 
 def _listed(folder: Path, out: Path, csv, layout, model: str, say) -> list[dict]: # entries
     if layout is None:
         found = [Path(csv)] if csv is not None else sorted(folder.glob('*.csv'))
-        if len(found) != 1: raise InputError(f"{folder} holds {len(found) or 'no'} CSV files: name the one that lists its pictures (columns path, activity, period, model)" + ('' if found else ", or use layout='histvis' to guess from folders"))
+        if len(found) != 1:
+            raise InputError(f"{folder} holds {len(found) or 'no'} CSV files: name the one that lists its pictures (columns path, activity, period, model)" + ('' if found else ", or use layout='histvis' to guess from folders"))
         return _entries(found[0], model)
     check_choice('layout', layout, LAYOUTS, 'this call')
-    files = sorted(Path(d, f).relative_to(folder).as_posix() for d, sub, fs in os.walk(folder) if not Path(d).resolve().is_relative_to(out.resolve()) or out.resolve() == folder.resolve() for f in fs if Path(f).suffix.lower() in ENDINGS)
+    apart = lambda d: out.resolve() == folder.resolve() or not Path(d).resolve().is_relative_to(out.resolve()) # not what an earlier import wrote
+    files = sorted(Path(d, f).relative_to(folder).as_posix() for d, _, fs in os.walk(folder) if apart(d) for f in fs if Path(f).suffix.lower() in ENDINGS)
     files = [f for f in files if not f.startswith('sheets/') and not any(p.startswith('.') for p in f.split('/'))]
     if not files: raise InputError(f"{folder} holds no picture ({', '.join(ENDINGS)}): name the folder of the unpacked archive")
     out_ = [guess_entry(f) | ({'model': model} if model else {}) for f in files]
     sure = sum(all(e[k] for k in ('model', 'period', 'activity')) for e in out_)
     tables = sorted(p.relative_to(folder).as_posix() for p in folder.rglob('*.csv'))[:3]
     shown = '; '.join(f"{e['path']} → {e['model'] or '?'}, {e['period'] or '?'}, {e['activity'] or '?'}" for e in out_[:3])
-    (say or warnings.warn)(f"layout={layout!r} is a GUESS: the archive's layout is printed nowhere. {sure} of {len(files)} paths name a model, a period and an activity, such as {shown}. Check some before you use a number."
-                           + (f" There are tables in the archive ({', '.join(tables)}): if one lists the pictures, give it as csv= instead." if tables else ''))
+    (say or warnings.warn)(
+        f"layout={layout!r} is a GUESS: the archive's layout is printed nowhere. {sure} of {len(files)} paths name a model, a period and an activity, such as {shown}. Check some before you use a number."
+        + (f" There are tables in the archive ({', '.join(tables)}): if one lists the pictures, give it as csv= instead." if tables else ''))
     return out_
 
-# %% ../../nbs/histvis/collection.ipynb #c56975cc9
+# %% ../../nbs/histvis/collection.ipynb #c58b5259d
 def _measure(job: tuple) -> tuple: # (status, message, what a record says)
     "Read one picture: (file, convert, where a converted one goes)."
     file, convert, target, shown = job
@@ -176,7 +183,8 @@ def _measure(job: tuple) -> tuple: # (status, message, what a record says)
     except PictureError as e: return f'failed:{e.why}', str(e).replace(str(e.path), shown), {}
     sha = p.sha256
     if p.notes: sha = write_picture(target, p.rgb)
-    return 'ok', f"converted: {', '.join(p.notes)}" if p.notes else '', dict(sha256=sha, source_sha256=p.sha256, pixels=pixel_hash(p.rgb), width=p.rgb.shape[1], height=p.rgb.shape[0], colourfulness=round(colourfulness(p.rgb), 6), phash=phash(p.rgb), notes=list(p.notes))
+    said = dict(sha256=sha, source_sha256=p.sha256, pixels=pixel_hash(p.rgb), width=p.rgb.shape[1], height=p.rgb.shape[0], colourfulness=round(colourfulness(p.rgb), 6), phash=phash(p.rgb))
+    return 'ok', f"converted: {', '.join(p.notes)}" if p.notes else '', dict(said, notes=list(p.notes))
 
 def _quiet():
     import signal
@@ -192,11 +200,10 @@ def _stands(out: Path, row: dict, path: str, convert: bool) -> bool: # read alre
     return status == 'ok' and r.get('convert') == convert and (r.get('path') == path or bool(r.get('notes'))) and _same_source(row['file'], r)
 
 def _same_source(file: Path, r: dict) -> bool:
-    from histchrono.core.provenance import file_hash
     try: return file_hash(file) == r.get('source_sha256')
     except (InputError, OSError): return False
 
-# %% ../../nbs/histvis/collection.ipynb #c72247f19
+# %% ../../nbs/histvis/collection.ipynb #c264fb03f
 def import_images(
     folder, # holds the pictures
     out, # folder of the set: plan, records, hashes; the pictures stay where they are, only converted ones are written here
@@ -227,7 +234,7 @@ def import_images(
         block = dict(arms=dict(sorted(arms.items())), periods=pers.astype(str).values.tolist(), convert=convert, layout=layout or 'csv')
         said = [read_record(out/picture_path(r, 'json')) or {} for r in rows]
         converted = dict(sorted(Counter(n for r in said for n in r.get('notes', [])).items()))
-        write_manifest(out, 'import images', {}, block, dict(manifest=len(rows)), extra=dict(manifest=table_hash(table), imported=dict(unplaced=[[str(l), w] for l, w in bad], converted=converted)))
+        write_manifest(out, 'import images', {}, block, dict(manifest=len(rows)), extra=dict(manifest=table_hash(table), imported=dict(table=_table_hash(folder, csv, layout), unplaced=[[str(l), w] for l, w in bad], converted=converted)))
     n = collect(out, say) | dict(unplaced=len(bad), converted=converted)
     for line, why in bad[:5]: tell(f"left out: {'line ' if isinstance(line, int) else ''}{line}: {why}")
     if len(bad) > 5: tell(f"left out: {len(bad)} lines in all; manifest.json lists them")
@@ -235,16 +242,22 @@ def import_images(
     if converted: tell('converted: ' + ', '.join(f'{v} {k}' for k, v in converted.items()))
     return n
 
+def _table_hash(folder: Path, csv, layout) -> str: # '' where there was none
+    return '' if layout else file_hash(csv if csv is not None else next(iter(sorted(folder.glob('*.csv')))))
+
 def _read(out: Path, rows: list, folder: Path, convert: bool, workers: int, progress: bool):
     "Write a record for each row; records of an earlier import that are no row's now go."
     from histchrono.histvis.generate import _bar
     plain = [{k: v for k, v in r.items() if k != 'file'} for r in rows]
     where = [Path(os.path.relpath(r['file'], out.absolute())).as_posix() for r in rows]
     for p in strays(out, plain):
-        if (r := read_record(out/p.with_suffix('.json'))) and r.get('engine') == 'imported': [(out/p.with_suffix(e)).unlink(missing_ok=True) for e in (('.png', '.json') if r.get('notes') else ('.json',))]
+        if not (r := read_record(out/p.with_suffix('.json'))) or r.get('engine') != 'imported': continue
+        for e in ('.png', '.json') if r.get('notes') else ('.json',): (out/p.with_suffix(e)).unlink(missing_ok=True)
     todo = [i for i, r in enumerate(rows) if not _stands(out, r, where[i], convert)]
-    jobs = [(str(rows[i]['file']), convert, str(out/picture_path(plain[i])), rows[i]['file'].relative_to(os.path.normpath(folder.absolute())).as_posix()) for i in todo]
+    shown = lambda file: file.relative_to(os.path.normpath(folder.absolute())).as_posix()
+    jobs = [(str(rows[i]['file']), convert, str(out/picture_path(plain[i])), shown(rows[i]['file'])) for i in todo]
     with _bar(len(rows), len(rows) - len(todo), 'read', progress) as bar:
         for i, (status, message, facts) in zip(todo, _measured(jobs, workers)):
-            write_record(out/picture_path(plain[i], 'json'), plain[i], status=status, message=message, attempts=1, engine='imported', convert=convert, path=picture_path(plain[i]) if facts.get('notes') else where[i], **facts)
+            write_record(out/picture_path(plain[i], 'json'), plain[i], status=status, message=message, attempts=1, engine='imported', convert=convert,
+                         path=picture_path(plain[i]) if facts.get('notes') else where[i], **facts)
             bar.update(1)

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['AUGMENT', 'file_name', 'FeatureCache', 'augment', 'Measured', 'measure']
 
-# %% ../../nbs/histvis/features.ipynb #ca9ef0d18
+# %% ../../nbs/histvis/features.ipynb #c0a9b87a0
 from collections import OrderedDict
 from dataclasses import dataclass, field
 from hashlib import sha256
@@ -16,7 +16,7 @@ import re
 import numpy as np
 import pyarrow as pa
 
-from ..core.errors import InputError, SchemaError
+from ..core.errors import InputError, SchemaError, disk_error
 from ..core.io import Schema, check_workers, read_parquet, write_parquet
 from ..core.provenance import rng
 from .encoders import Encoder
@@ -35,7 +35,7 @@ def _schema(dim: int) -> Schema: return Schema('features', 1, pa.schema([('key',
 def _shard_name(keys: list, x: np.ndarray) -> str:
     return sha256('\n'.join(keys).encode() + b'\0' + np.ascontiguousarray(x, '<f4').tobytes()).hexdigest()[:32] + '.parquet'
 
-# %% ../../nbs/histvis/features.ipynb #c89287836
+# %% ../../nbs/histvis/features.ipynb #ced373d11
 class FeatureCache:
     "Rows of features under the pixels' hash, for one encoder with its weights and preprocessing."
     def __init__(self,
@@ -45,7 +45,10 @@ class FeatureCache:
     ):
         self.encoder, self.rows, self.where, self.seen, self.open = encoder, rows, {}, set(), OrderedDict()
         self.folder = Path(folder)/f'{file_name(encoder.name)}_{encoder.weights_hash}_{encoder.preprocess}'
-        self.folder.mkdir(parents=True, exist_ok=True)
+        try: self.folder.mkdir(parents=True, exist_ok=True)
+        except OSError as e:
+            if (full := disk_error(e, self.folder)) is not e: raise full from None
+            raise InputError(f"{self.folder} cannot be written ({e.strerror}): name another folder for features") from None
 
     def _drop(self, shard: str): # it is damaged
         (self.folder/shard).unlink(missing_ok=True)

@@ -102,7 +102,7 @@ def _line(e) -> str: # one short line, without the machine's paths
     text = ' '.join(str(e).split())
     return text.replace(str(Path.cwd()), '.').replace(str(Path.home()) + '/', '~/')[:300]
 
-# %% ../../nbs/histvis/generate.ipynb #c7475b143
+# %% ../../nbs/histvis/generate.ipynb #c43ecf2c0
 _TEXT = ('image_id', 'arm', 'model', 'variant', 'activity', 'period', 'index', 'seed', 'prompt', 'negative_prompt', 'settings_hash')
 
 def _keep(folder: Path, row: dict, drawn, status: str, message: str, attempts: int, engine):
@@ -113,12 +113,13 @@ def _keep(folder: Path, row: dict, drawn, status: str, message: str, attempts: i
         data = png_bytes(rgb, {k: row[k] for k in _TEXT} | dict(engine=engine.name))
         pixels = pixel_hash(rgb)
         if pixel_hash(decode(data, file).rgb) != pixels: raise ValueError('the PNG does not hold the pixels that were drawn')
-        said |= dict(sha256=hashlib.sha256(data).hexdigest(), pixels=pixels, width=rgb.shape[1], height=rgb.shape[0], colourfulness=round(colourfulness(rgb), 6), phash=phash(rgb), facts=_plain(drawn.facts))
+        said |= dict(sha256=hashlib.sha256(data).hexdigest(), pixels=pixels, width=rgb.shape[1], height=rgb.shape[0], colourfulness=round(colourfulness(rgb), 6), phash=phash(rgb),
+                     facts=_plain(drawn.facts))
         with atomic(file) as t: t.write_bytes(data)
     elif file.is_file(): file.unlink()
     write_record(folder/picture_path(row, 'json'), row, **said)
 
-# %% ../../nbs/histvis/generate.ipynb #cdee95356
+# %% ../../nbs/histvis/generate.ipynb #c07fa578a
 ATTEMPTS = 3
 
 def _ask(engine, rows: list, attempt: int) -> list: # a `Drawn`, or the exception, for each row
@@ -141,6 +142,7 @@ def _settle(folder: Path, row: dict, got, attempt: int, engine) -> str: # the ro
     if status != 'ok': _keep(folder, row, None, status, message, attempt + 1, engine)
     return status
 
+# %% ../../nbs/histvis/generate.ipynb #ce5b9f89f
 def draw_rows(
     folder: Path, # the images'
     rows: list, # of IMAGES, one arm's
@@ -159,7 +161,7 @@ def draw_rows(
             if status[row['image_id']] != 'ok': status[row['image_id']] = _settle(folder, row, _ask(engine, [row], attempt)[0], attempt, engine)
     return status
 
-# %% ../../nbs/histvis/generate.ipynb #c7cf2e2b1
+# %% ../../nbs/histvis/generate.ipynb #c0465afcc
 def _bar(total: int, done: int, label: str, show: bool):
     from tqdm import tqdm
     kept = progress_file(f'images {label}') # inside a batch, its status line shows the bar
@@ -173,6 +175,7 @@ def _check_engine(engine, rows: list):
         if settings_hash(settings_of(engine), r['prompt'], r['negative_prompt'], r['seed']) != r['settings_hash']:
             raise InputError(f"the engine's settings are not those that {r['arm']} was planned with: plan the images again with this engine, or open it as it was")
 
+# %% ../../nbs/histvis/generate.ipynb #c9b99799f
 def generate(
     images_dir, # where `plan_images` put the plan
     engine, # an engine for every arm, {arm: engine}, or a function of an `Arm`; opened only where something is to be drawn
@@ -202,7 +205,8 @@ def generate(
                 e = engine_for(engine, _arm(part[0]))
                 _check_engine(e, part)
                 end += draw_rows(folder, part, e, done).values()
-    n |= dict(drawn=end.count('ok'), failed=len(end) - end.count('ok'), why=dict(sorted(Counter(s for s in end if s != 'ok').items())), seconds=round(time.monotonic() - began, 3))
+    n |= dict(drawn=end.count('ok'), failed=len(end) - end.count('ok'), why=dict(sorted(Counter(s for s in end if s != 'ok').items())))
+    n['seconds'] = round(time.monotonic() - began, 3)
     say(told(n))
     return n
 
@@ -210,6 +214,7 @@ def _arm(row: dict) -> Arm: return Arm(row['arm'], row['model'], row['variant'])
 
 def _label(arm, shard, shards) -> str: return ' '.join(([parse_arm(arm).label] if arm else []) + ([f'{shard + 1} of {shards}'] if shards > 1 else [])) or 'all'
 
+# %% ../../nbs/histvis/generate.ipynb #c976b3468
 def told(
     n: dict, # what `generate` gives back
 ) -> str: # one line
@@ -218,7 +223,7 @@ def told(
     rate = f", {n['drawn']/n['seconds']:.1f} a second" if n['drawn'] and n['seconds'] else ''
     return f"{n['kept'] + n['drawn']} of {n['rows']} pictures are there, {n['drawn']} drawn now in {minutes(n['seconds'])}{rate}{fail}"
 
-# %% ../../nbs/histvis/generate.ipynb #cb7b26c01
+# %% ../../nbs/histvis/generate.ipynb #c39090369
 _s = pa.string()
 PICTURES = Schema('pictures', 1, pa.schema([
     ('image_id', _s), ('arm', _s), ('period', _s), ('activity_id', pa.int16()), ('index', pa.int16()),
@@ -235,16 +240,17 @@ def picture_row(
 ) -> dict: # of PICTURES
     "A row's picture."
     ok = record if status == 'ok' else {}
-    return dict({k: row[k] for k in ('image_id', 'arm', 'period', 'activity_id', 'index')}, path=record.get('path') or picture_path(row), status=status, message=message, attempts=record.get('attempts', 0),
-                **{k: ok.get(k, '') for k in ('sha256', 'pixels', 'phash')}, **{k: ok.get(k, 0) for k in ('width', 'height')}, colourfulness=ok.get('colourfulness'))
+    return dict({k: row[k] for k in ('image_id', 'arm', 'period', 'activity_id', 'index')}, path=record.get('path') or picture_path(row),
+                status=status, message=message, attempts=record.get('attempts', 0), **{k: ok.get(k, '') for k in ('sha256', 'pixels', 'phash')}, **{k: ok.get(k, 0) for k in ('width', 'height')}, colourfulness=ok.get('colourfulness'))
 
-# %% ../../nbs/histvis/generate.ipynb #c5b24d2ec
+# %% ../../nbs/histvis/generate.ipynb #cb4844a81
 def strays(
     images_dir, rows: list, # from `read_plan`
 ) -> list[Path]: # files of pictures and records that are no row's, relative
     "What lies in the folders of pictures and belongs to no row."
     folder, known = Path(images_dir), {picture_path(r, e) for r in rows for e in ('png', 'json')}
-    return sorted(p.relative_to(folder) for p in folder.glob('*/*/*') if p.suffix in ('.png', '.json') and p.relative_to(folder).as_posix() not in known and not p.relative_to(folder).parts[0].startswith('.'))
+    there = (p.relative_to(folder) for p in folder.glob('*/*/*') if p.suffix in ('.png', '.json'))
+    return sorted(p for p in there if p.as_posix() not in known and not p.parts[0].startswith('.'))
 
 def _found(folder: Path, lost: list, others: list) -> dict: # image_id → where its file lies now; `lost`: (row, record)
     want = {r['sha256']: row['image_id'] for row, r in lost if r.get('sha256')}
@@ -257,7 +263,7 @@ def _found(folder: Path, lost: list, others: list) -> dict: # image_id → where
         elif want and (i := want.get(file_hash(folder/p))): out[i] = p
     return out
 
-# %% ../../nbs/histvis/generate.ipynb #c2a0176e2
+# %% ../../nbs/histvis/generate.ipynb #c5a874f19
 def _sheets(folder: Path, rows: list, pics: list, names: dict, most: int = 100):
     "A contact sheet a cell: the first picture of each activity, then the second …, at most `most`."
     cells = {}
@@ -288,17 +294,20 @@ def collect(
         other = strays(folder, rows)
         lost = [(r, rec) for r, (s, _, rec) in zip(rows, stand) if s in ('missing', 'edited')]
         where = _found(folder, lost, other) if lost and other else {}
-        pics = [picture_row(r, s, (f"{why}; it lies at {where[r['image_id']]}: move it back" if r['image_id'] in where else why), rec) for r, (s, why, rec) in zip(rows, stand)]
+        lies = lambda r: f"; it lies at {where[r['image_id']]}: move it back" if r['image_id'] in where else ''
+        pics = [picture_row(r, s, why + lies(r), rec) for r, (s, why, rec) in zip(rows, stand)]
         table = conform(pa.Table.from_pylist(pics, schema=PICTURES.fields), PICTURES)
         if sheets: _sheets(folder, rows, pics, {p: label for p, label, _ in settings.get('periods', [])})
         write_parquet(table, folder/'pictures.parquet', PICTURES)
         n = counts(table.to_pandas()) | dict(strays=len({p.with_suffix('') for p in other}))
-        write_manifest(folder, m['stage'], {}, settings, dict(manifest=len(rows), pictures=len(pics), ok=n['ok']), ('pillow',), dict(manifest=m['manifest'], counts=n, **({'imported': m['imported']} if 'imported' in m else {})))
-    if n['strays']: say(f"{n['strays']} pictures or records in {relative(folder)} belong to no row of the plan (an earlier plan's, or moved): they are counted nowhere, and may be removed")
+        kept = {k: m[k] for k in ('manifest', 'imported') if k in m}
+        write_manifest(folder, m['stage'], {}, settings, dict(manifest=len(rows), pictures=len(pics), ok=n['ok']), ('pillow',), dict(kept, counts=n))
+    if n['strays']:
+        say(f"{n['strays']} pictures or records in {relative(folder)} belong to no row of the plan (an earlier plan's, or moved): they are counted nowhere, and may be removed")
     say(missing_note(table.to_pandas()))
     return n
 
-# %% ../../nbs/histvis/generate.ipynb #c1071d188
+# %% ../../nbs/histvis/generate.ipynb #c4b3e24e0
 def counts(
     pictures: pd.DataFrame, # rows of PICTURES
 ) -> dict: # rows, ok, missing, edited, failed {why: n}, same
@@ -316,8 +325,9 @@ def missing_note(
     out = [f"{sum(n['failed'].values())} failed ({', '.join(f'{k} {v}' for k, v in n['failed'].items())})"] if n['failed'] else []
     out += [f"{n[k]} {word}" for k, word in (('missing', 'missing'), ('edited', 'changed since they were drawn')) if n[k]]
     empty = [f'{a} {p}' for (a, p), k in cells.items() if not k]
-    return (f"All {n['rows']} pictures are there." if not out else f"{n['ok']} of {n['rows']} pictures; not among them: {', '.join(out)}. They are in no denominator.") + (
-        f" No picture at all: {', '.join(empty[:5])}{' …' if len(empty) > 5 else ''}." if empty else '') + (f" {n['same']} show the same pixels as another one." if n['same'] else '')
+    said = [f"{n['ok']} of {n['rows']} pictures; not among them: {', '.join(out)}. They are in no denominator." if out else f"All {n['rows']} pictures are there."]
+    said += [f"No picture at all: {', '.join(empty[:5])}{' …' if len(empty) > 5 else ''}."] if empty else []
+    return ' '.join(said + ([f"{n['same']} show the same pixels as another one."] if n['same'] else []))
 
 def read_pictures(
     images_dir, # where `collect` ran

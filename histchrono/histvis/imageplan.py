@@ -6,11 +6,11 @@
 __all__ = ['IMAGES', 'whole_seed', 'picture_seed', 'settings_hash', 'period_slug', 'picture_path', 'settings_of', 'engine_for',
            'plan_rows', 'hold', 'plan_images', 'table_hash', 'read_plan', 'shard_rows']
 
-# %% ../../nbs/histvis/imageplan.ipynb #c06b2c87b
+# %% ../../nbs/histvis/imageplan.ipynb #c402a7c35
 from contextlib import contextmanager
 from math import gcd
 from pathlib import Path
-import fcntl, hashlib, json, operator, os, re
+import errno, fcntl, hashlib, json, operator, os, re
 import numpy as np, pandas as pd, pyarrow as pa
 from ..core.errors import InputError, SchemaError, disk_error
 from ..core.io import Schema, conform, read_parquet, write_parquet
@@ -71,7 +71,7 @@ def picture_path(
     "Where a picture and its record are."
     return f"{Arm(row['arm'], row['model'], row['variant']).slug}/{period_slug(row['period'])}/{row['image_id']}.{ending}"
 
-# %% ../../nbs/histvis/imageplan.ipynb #c9911c049
+# %% ../../nbs/histvis/imageplan.ipynb #c06a8c740
 def settings_of(
     engine, # an engine, or its settings
 ) -> dict:
@@ -80,6 +80,7 @@ def settings_of(
     if not isinstance(s, dict): raise InputError(f"{type(engine).__name__} is no engine: it needs `settings`, a dict of all that a picture depends on")
     return s
 
+# %% ../../nbs/histvis/imageplan.ipynb #c54ad46bd
 def engine_for(
     engines, # {arm label or setting: engine}, an engine for every arm, or a function of an `Arm`
     arm: Arm,
@@ -109,13 +110,19 @@ def plan_rows(
                 for i in range(images_per_prompt):
                     n = picture_seed(arm.model, a.activity, p.words, i, seed)
                     h = settings_hash(s, said, negative, n)
-                    out.append(dict(row=len(out), image_id=text_hash('image', arm.model, arm.variant, a.activity, p.words, i, h), arm=arm.label, model=arm.model, variant=arm.variant, activity_id=a.activity_id,
-                                    category=a.category, activity=a.activity, period=p.period, index=i, seed=n, prompt=said, negative_prompt=negative, settings_hash=h))
+                    out.append(dict(row=len(out), image_id=text_hash('image', arm.model, arm.variant, a.activity, p.words, i, h),
+                                    arm=arm.label, model=arm.model, variant=arm.variant, activity_id=a.activity_id, category=a.category, activity=a.activity, period=p.period, index=i, seed=n, prompt=said, negative_prompt=negative, settings_hash=h))
     return out
 
-# %% ../../nbs/histvis/imageplan.ipynb #c2de2e026
+# %% ../../nbs/histvis/imageplan.ipynb #c474c79bc
 def _overlap(a: tuple, b: tuple) -> bool: # (arm's slug or '', shard, shards) each
     return (not a[0] or not b[0] or a[0] == b[0]) and (a[1] - b[1]) % gcd(a[2], b[2]) == 0
+
+def _lock(f, how: int):
+    "`OSError` where another holds the file; a disk without locks holds nothing."
+    try: fcntl.flock(f, how)
+    except OSError as e:
+        if e.errno in (errno.EAGAIN, errno.EACCES): raise
 
 @contextmanager
 def hold(
@@ -135,23 +142,24 @@ def hold(
             full = disk_error(e, folder)
             raise full if full is not e else InputError(f"{folder} cannot be written ({e.strerror}): name another place, or correct what may be written there") from None
         with f:
-            fcntl.flock(f, fcntl.LOCK_EX)
+            _lock(f, fcntl.LOCK_EX)
             yield
     with one_at_a_time():
         for p in sorted(locks.glob('*.*.*')):
             a, i, n = p.name.rsplit('.', 2)
             with open(p) as f:
-                try: fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                try: _lock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 except OSError:
-                    if _overlap(('' if a == '-' else a, int(i), int(n)), mine): raise InputError(f"another run draws or reads {f'shard {i} of {n}' if n != '1' else 'the pictures'} in {folder}: wait for it, or end it") from None
+                    if _overlap(('' if a == '-' else a, int(i), int(n)), mine):
+                        raise InputError(f"another run draws or reads {f'shard {i} of {n}' if n != '1' else 'the pictures'} in {folder}: wait for it, or end it") from None
                 else: p.unlink() # of a killed run
         f = open(name, 'w')
-        fcntl.flock(f, fcntl.LOCK_EX)
+        _lock(f, fcntl.LOCK_EX)
     try: yield
     finally:
         with one_at_a_time(): name.unlink(missing_ok=True); f.close()
 
-# %% ../../nbs/histvis/imageplan.ipynb #cf3ff07bd
+# %% ../../nbs/histvis/imageplan.ipynb #cb50c7a55
 def _table(rows: list) -> pa.Table: # schema IMAGES
     return conform(pa.Table.from_pylist(rows, schema=IMAGES.fields), IMAGES)
 
@@ -159,7 +167,8 @@ def _checked(arms, acts, pers, images_per_prompt) -> tuple: # (arms, activities,
     arms = parse_arms([arms] if isinstance(arms, Arm) else arms)
     acts, pers = (d() if x is None else x for d, x in ((all_activities, acts), (all_periods, pers)))
     for what, d, cols in (('activities', acts, ['activity_id', 'category', 'activity']), ('periods', pers, ['period', 'label', 'words'])):
-        if not isinstance(d, pd.DataFrame) or not set(cols) <= set(d.columns): raise InputError(f"{what} must be a table with {', '.join(cols)}: use histvis.prompts.{what}() or choose_{what}(…)")
+        if not isinstance(d, pd.DataFrame) or not set(cols) <= set(d.columns):
+            raise InputError(f"{what} must be a table with {', '.join(cols)}: use histvis.prompts.{what}() or choose_{what}(…)")
         if not len(d): raise InputError(f"no {what}: a plan needs at least one")
         if d[cols[0]].duplicated().any() or d[cols[-1]].duplicated().any(): raise InputError(f"one of the {what} stands twice: name each once")
     try: n = operator.index(images_per_prompt)

@@ -14,12 +14,12 @@ import numpy as np
 from ..core.errors import InputError
 from .names import STYLES
 
-# %% ../../nbs/histvis/looks.ipynb #c119db35d
+# %% ../../nbs/histvis/looks.ipynb #ce6f72ee7
 VERSION = 1 # of all constants below; part of what a picture depends on
 WORLDS = ('train', 'shifted')
 
 DRAWING = dict(
-    line = ((0.75, 1.0), (1.1, 1.4)), # blur that makes a pencil's width
+    line = ((0.75, 0.95), (1.05, 1.3)), # blur that makes a pencil's width
     wobble = ((0.9, 1.4), (1.6, 2.2)), # how far a hand strays
     pitch = ((3.3, 4.1), (4.4, 5.4)), # from one hatching stroke to the next
     angle = ((35, 60), (112, 145)), # of hatching, degrees

@@ -15,7 +15,7 @@ import numpy as np
 from ..core.errors import InputError, disk_error
 from ..core.io import atomic
 
-# %% ../../nbs/histvis/pictures.ipynb #c7e9897d4
+# %% ../../nbs/histvis/pictures.ipynb #c8c3db28c
 class PictureError(InputError):
     "A file is no picture that can be measured as it stands; `why` is the short name that goes behind 'failed:'."
     def __init__(self, path, why: str, text: str): self.path, self.why = path, why; super().__init__(f"{path}: {text}")
@@ -23,6 +23,8 @@ class PictureError(InputError):
 FORMATS = ('PNG', 'JPEG', 'WEBP', 'BMP', 'TIFF', 'GIF', 'PPM') # what is tried; nothing that runs another program
 MOST_PIXELS = 1 << 26 # 67 million, more than any model draws
 MOST_BYTES = 1 << 29
+_AGAIN, _MEND = 'copy it again, or make the picture again', 'save it as 8-bit RGB, or read it with convert=True'
+_TURN = f'its EXIF says that it is to be turned: {_MEND}'
 
 def _bytes(path) -> bytes: # of a plain file of a sane size
     path = Path(path)
@@ -38,7 +40,7 @@ def _bytes(path) -> bytes: # of a plain file of a sane size
     if not data: raise PictureError(path, 'empty', 'an empty file: restore it, or make the picture again')
     return data
 
-# %% ../../nbs/histvis/pictures.ipynb #c2e03bfc7
+# %% ../../nbs/histvis/pictures.ipynb #c489e9fb8
 def _png_chunks(data: bytes): # name, body of each; raises ValueError where one is cut or its checksum is wrong
     import zlib
     at = 8
@@ -58,26 +60,38 @@ def _framing(path, data: bytes):
     if data[:8] == b'\x89PNG\r\n\x1a\n':
         try: list(_png_chunks(data))
         except ValueError as e:
-            if str(e) == 'cut': raise PictureError(path, 'truncated', 'the file is cut off: copy it again, or make the picture again') from None
-            raise PictureError(path, 'damaged', f'the file is damaged ({e}): copy it again, or make the picture again') from None
-    if data[:3] == b'\xff\xd8\xff' and data.find(b'\xff\xd9', max(data.rfind(b'\xff\xda'), 0)) < 0: raise PictureError(path, 'truncated', 'the file is cut off: copy it again, or make the picture again')
+            if str(e) == 'cut': raise PictureError(path, 'truncated', f'the file is cut off: {_AGAIN}') from None
+            raise PictureError(path, 'damaged', f'the file is damaged ({e}): {_AGAIN}') from None
+    if data[:3] == b'\xff\xd8\xff' and data.find(b'\xff\xd9', max(data.rfind(b'\xff\xda'), 0)) < 0:
+        raise PictureError(path, 'truncated', f'the file is cut off: {_AGAIN}') # a JPEG without an end behind its last scan
 
-# %% ../../nbs/histvis/pictures.ipynb #c11840f4d
+def _too_short(data: bytes) -> bool: # a PNG, whole by its checksums, that holds fewer pixels than its head says: decoders fill up with black
+    import zlib
+    chunks = list(_png_chunks(data))
+    w, h, depth, colour, _, _, interlaced = struct.unpack('>IIBBBBB', chunks[0][1])
+    bits = depth*{0: 1, 2: 3, 3: 1, 4: 2, 6: 4}[colour]
+    step = [(0, 0, 8, 8), (4, 0, 8, 8), (0, 4, 4, 8), (2, 0, 4, 4), (0, 2, 2, 4), (1, 0, 2, 2), (0, 1, 1, 2)] if interlaced else [(0, 0, 1, 1)] # x, y, and steps of each pass
+    size = [(-(-(w - x)//dx), -(-(h - y)//dy)) for x, y, dx, dy in step]
+    need = sum(b*(1 + (a*bits + 7)//8) for a, b in size if a > 0 and b > 0)
+    return len(zlib.decompressobj().decompress(b''.join(b for n, b in chunks if n == b'IDAT'), need)) < need
+
+# %% ../../nbs/histvis/pictures.ipynb #c6d36c06d
 def _deep(img, data: bytes) -> bool: # more than 8 bits a channel
     if img.format == 'PNG': return data[24] == 16
     if img.format == 'TIFF': return any(b > 8 for b in (img.tag_v2.get(258) or (1,)))
-    return ';16' in img.mode or img.mode in ('I', 'F') or (img.format == 'PPM' and any(isinstance(a, int) and a > 255 for t in img.tile for a in (t[3] if isinstance(t[3], tuple) else ())))
+    ppm = [a for t in img.tile if img.format == 'PPM' and isinstance(t[3], tuple) for a in t[3]]
+    return ';16' in img.mode or img.mode in ('I', 'F') or any(isinstance(a, int) and a > 255 for a in ppm)
 
 def _turned(img) -> bool: # to be shown turned or mirrored
     return img.getexif().get(274, 1) not in (0, 1, None)
 
 def _faults(img, data: bytes) -> dict: # why → text, of an opened picture; empty where it can be read as it stands
-    out, mend = {}, 'save it as 8-bit RGB, or read it with convert=True'
+    out, mend = {}, _MEND
     if getattr(img, 'n_frames', 1) > 1: out['animated'] = f'{img.n_frames} pictures in one file: {mend} (the first is taken)'
     if _deep(img, data): out['16bit'] = f'more than 8 bits a channel: {mend}'
     elif img.mode in ('LA', 'PA', 'RGBA', 'La', 'RGBa') or 'transparency' in img.info: out['alpha'] = f'it has transparency: {mend} (laid on white)'
     elif img.mode not in ('1', 'L', 'P', 'RGB'): out['cmyk' if img.mode == 'CMYK' else 'colourspace'] = f'its colours are {img.mode}, not RGB: {mend}'
-    if _turned(img): out['rotated'] = f'its EXIF says that it is to be turned: {mend}'
+    if _turned(img): out['rotated'] = _TURN
     return out
 
 # %% ../../nbs/histvis/pictures.ipynb #c24b62f7e
@@ -97,7 +111,7 @@ def _with_exif(new, old):
     new.info['exif'] = old.getexif().tobytes()
     return new
 
-# %% ../../nbs/histvis/pictures.ipynb #c0dba76d0
+# %% ../../nbs/histvis/pictures.ipynb #c05fe9d5b
 @dataclass(frozen=True)
 class Picture:
     "A picture that was read."
@@ -112,6 +126,7 @@ def open_picture(
     "Read a picture file; `PictureError` names the path, the reason and the mend."
     return decode(_bytes(path), path, convert)
 
+# %% ../../nbs/histvis/pictures.ipynb #c7aa4c953
 def decode(
     data: bytes, # of a file
     path='these bytes', # named in the message
@@ -125,19 +140,27 @@ def decode(
         with warnings.catch_warnings():
             warnings.simplefilter('ignore')
             img = Image.open(io.BytesIO(data), formats=FORMATS)
-            if img.width*img.height > MOST_PIXELS: raise PictureError(path, 'huge', f'{img.width} × {img.height} pixels, too many for a picture: save it smaller')
+            if img.width*img.height > MOST_PIXELS:
+                raise PictureError(path, 'huge', f'{img.width} × {img.height} pixels, too many for a picture: save it smaller')
             faults = _faults(img, data)
             img.load()
-            if _turned(img): faults.setdefault('rotated', 'its EXIF says that it is to be turned: save it as 8-bit RGB, or read it with convert=True') # a PNG may say so at its end
+            if img.format == 'PNG' and not np.asarray(img)[-1].any() and _too_short(data):
+                raise PictureError(path, 'truncated', f'pixels are missing at its end: {_AGAIN}')
+            if _turned(img): faults.setdefault('rotated', _TURN) # a PNG may say so at its end
             if faults and not convert: raise PictureError(path, *next(iter(faults.items())))
             rgb = _convert(img, path) if faults else np.asarray(img.convert('RGB'))
     except PictureError: raise
-    except UnidentifiedImageError: raise PictureError(path, 'format', f'no picture that is known here ({_looks(data)}): save it as PNG or JPEG') from None
+    except UnidentifiedImageError:
+        if _known(data): raise PictureError(path, 'damaged', f'the file is damaged or cut off: {_AGAIN}') from None
+        raise PictureError(path, 'format', f'no picture that is known here ({_looks(data)}): save it as PNG or JPEG') from None
     except Image.DecompressionBombError: raise PictureError(path, 'huge', 'too many pixels for a picture: save it smaller') from None
     except Exception as e: # decoders raise whatever they meet
-        cut = 'truncated' in str(e).lower()
-        raise PictureError(path, 'truncated' if cut else 'damaged', 'the file is cut off: copy it again, or make the picture again' if cut else f'cannot be decoded ({type(e).__name__}: {str(e)[:80]}): copy it again, or make the picture again') from None
+        if 'truncated' in str(e).lower(): raise PictureError(path, 'truncated', f'the file is cut off: {_AGAIN}') from None
+        raise PictureError(path, 'damaged', f'cannot be decoded ({type(e).__name__}: {str(e)[:80]}): {_AGAIN}') from None
     return Picture(np.ascontiguousarray(rgb), hashlib.sha256(data).hexdigest(), tuple(_NOTE[k] for k in faults))
+
+def _known(data: bytes) -> bool: # whether it begins as a picture does
+    return data.startswith((b'\x89PNG', b'GIF8', b'II*\0', b'MM\0*', b'\xff\xd8\xff', b'BM')) or (data[:4] == b'RIFF' and data[8:12] in (b'WEBP', b''))
 
 def _looks(data: bytes) -> str: # what a file that is no picture may be
     head = data[:400]
@@ -152,15 +175,15 @@ def read_picture(
     "Read a picture strictly; `PictureError` names the path, the reason and the mend."
     return open_picture(path).rgb
 
-# %% ../../nbs/histvis/pictures.ipynb #cb57ca846
+# %% ../../nbs/histvis/pictures.ipynb #cd23756b4
 _LEVEL = 1 # of PNG's compression: a picture in a third of the time, files a tenth larger
 
 def check_rgb(
     rgb, # what is to be a picture
 ) -> np.ndarray: # the same
     "`InputError` unless it is an array (H, W, 3) of uint8 with at least one pixel."
-    if not isinstance(rgb, np.ndarray) or rgb.dtype != np.uint8 or rgb.ndim != 3 or rgb.shape[2] != 3 or not rgb.size:
-        raise InputError(f"a picture is an array (height, width, 3) of uint8, not {f'{rgb.dtype} {rgb.shape}' if isinstance(rgb, np.ndarray) else type(rgb).__name__}")
+    is_ = f'{rgb.dtype} {rgb.shape}' if isinstance(rgb, np.ndarray) else type(rgb).__name__
+    if not isinstance(rgb, np.ndarray) or rgb.dtype != np.uint8 or rgb.ndim != 3 or rgb.shape[2] != 3 or not rgb.size: raise InputError(f"a picture is an array (height, width, 3) of uint8, not {is_}")
     return rgb
 
 def png_bytes(
@@ -175,6 +198,7 @@ def png_bytes(
     Image.fromarray(check_rgb(rgb)).save(out, 'PNG', compress_level=level, pnginfo=info)
     return out.getvalue()
 
+# %% ../../nbs/histvis/pictures.ipynb #ca38d1539
 def write_picture(
     path, # where, .png
     rgb: np.ndarray, # (H, W, 3) uint8
@@ -246,7 +270,7 @@ def bits_apart(
     "In how many bits two perceptual hashes differ."
     return (int(a, 16) ^ int(b, 16)).bit_count()
 
-# %% ../../nbs/histvis/pictures.ipynb #c5336703c
+# %% ../../nbs/histvis/pictures.ipynb #c0cbfa557
 def _font(size: int):
     from PIL import ImageFont
     import matplotlib
@@ -264,6 +288,7 @@ def _fit(text: str, font, width: int, lines: int) -> list[str]: # words in lines
         return l
     return [cut(l) for l in out]
 
+# %% ../../nbs/histvis/pictures.ipynb #ced9c4a74
 def contact_sheet(
     tiles: list, # (picture (H, W, 3) uint8 or None, caption); where there is no picture, the caption says why
     title: str = '',
@@ -282,7 +307,9 @@ def contact_sheet(
     draw.text((gap, gap//2), title, fill='#1b1f24', font=big)
     for i, (rgb, caption) in enumerate(tiles):
         x, y = gap + i % columns*(side + gap), top + i//columns*cell
-        if rgb is None: draw.rectangle((x, y, x + side - 1, y + side - 1), fill='#f2f3f5', outline='#8a9099'); draw.line((x, y, x + side - 1, y + side - 1), fill='#8a9099')
+        if rgb is None:
+            draw.rectangle((x, y, x + side - 1, y + side - 1), fill='#f2f3f5', outline='#8a9099')
+            draw.line((x, y, x + side - 1, y + side - 1), fill='#8a9099')
         else:
             img = Image.fromarray(rgb)
             k = side/max(img.size)

@@ -17,7 +17,7 @@ from ..core.paths import data_dir
 from ..core.settings import check_choice
 from .names import VARIANTS
 
-# %% ../../nbs/histvis/prompts.ipynb #c9d71af6e
+# %% ../../nbs/histvis/prompts.ipynb #ccbf2ff2f
 def read_csv(
     path, # UTF-8 (a byte-order mark is fine) or Windows-1252; comma, semicolon, tab or bar
 ) -> list[dict]: # column → text, a dict a line, with 'line' the number in the file
@@ -39,7 +39,8 @@ def read_csv(
     names = [re.sub(r'[\s_-]+', '_', c.lower()) for c in rows[0][1]]
     if len(set(names) - {''}) < len([n for n in names if n]): raise InputError(f"{path} names a column twice: {', '.join(names)}")
     for n, r in rows[1:]:
-        if len(r) > len(names) and any(r[len(names):]): raise InputError(f"{path}, line {n} has {len(r)} cells under {len(names)} heads: put quotes around a text with a comma")
+        if len(r) > len(names) and any(r[len(names):]):
+            raise InputError(f"{path}, line {n} has {len(r)} cells under {len(names)} heads: put quotes around a text with a comma")
     return [dict(zip(names, [*r, *[''] * len(names)]), line=n) for n, r in rows[1:]]
 
 # %% ../../nbs/histvis/prompts.ipynb #ccfc6a0d8
@@ -60,20 +61,24 @@ def _ids(rows: list, path) -> list[int]: # activity numbers, given or counted
         out.append(int(t))
     return out
 
-# %% ../../nbs/histvis/prompts.ipynb #cb68c27ae
+# %% ../../nbs/histvis/prompts.ipynb #c969887a6
 def activities(
     path=None, # a CSV of one's own with a column `activity` (and `activity_id`, `category`, `provenance`, `place`); default the project's
 ) -> pd.DataFrame: # activity_id, category, activity, provenance, place; by activity_id
     "The activities, checked; `InputError` names the line that is wrong."
     file = Path(path or data_dir('histvis', 'activities.csv'))
     rows = read_csv(file)
-    if not rows or 'activity' not in rows[0]: raise InputError(f"{file} has {'no column activity' if rows else 'no activity'}: give one a line under the head activity")
+    if not rows or 'activity' not in rows[0]:
+        raise InputError(f"{file} has {'no column activity' if rows else 'no activity'}: give one a line under the head activity")
     for r in rows:
-        if not activity_key(r['activity']) or _BAD.search(r['activity']): raise InputError(f"{file}, line {r['line']}: activity {r['activity']!r} cannot stand in a prompt: write it as 'cooking' or 'reading a book'")
-    df = pd.DataFrame(dict(activity_id=_ids(rows, file), category=[r.get('category') or 'Own' for r in rows], activity=[re.sub(r'\s+', ' ', r['activity']) for r in rows],
+        if not activity_key(r['activity']) or _BAD.search(r['activity']):
+            raise InputError(f"{file}, line {r['line']}: activity {r['activity']!r} cannot stand in a prompt: write it as 'cooking' or 'reading a book'")
+    df = pd.DataFrame(dict(activity_id=_ids(rows, file), category=[r.get('category') or 'Own' for r in rows],
+                           activity=[re.sub(r'\s+', ' ', r['activity']) for r in rows],
                            provenance=[r.get('provenance') or 'own' for r in rows], place=[r.get('place', '') for r in rows]))
     for what, key in (('activity_id', df.activity_id), ('activity', df.activity.map(activity_key))):
-        if (dup := key.duplicated()).any(): raise InputError(f"{file}, line {rows[int(dup.to_numpy().argmax())]['line']}: {what} {df[what][dup].iloc[0]!r} stands twice: keep one")
+        if (dup := key.duplicated()).any():
+            raise InputError(f"{file}, line {rows[int(dup.to_numpy().argmax())]['line']}: {what} {df[what][dup].iloc[0]!r} stands twice: keep one")
     return df.sort_values('activity_id', ignore_index=True)
 
 # %% ../../nbs/histvis/prompts.ipynb #c36c20819
@@ -106,26 +111,30 @@ def period_key(
     if m := re.fullmatch(r"(\d{3}0)(?:'?s)?", s, re.A): return f'{m[1]}s'
     return s
 
-# %% ../../nbs/histvis/prompts.ipynb #cfafa05f1
+# %% ../../nbs/histvis/prompts.ipynb #c109de1d2
 def periods(
     path=None, # a CSV of one's own with a column `period` or `words` (and `label`, `kind`, `first_year`, `last_year`); default the project's
 ) -> pd.DataFrame: # period (the id), label (as tables print it), words (as prompts say it), kind, first_year, last_year; in the file's order
     "The periods, checked; `InputError` names the line that is wrong."
     file = Path(path or data_dir('histvis', 'periods.csv'))
     rows = read_csv(file)
-    if not rows or not {'period', 'words'} & set(rows[0]): raise InputError(f"{file} has {'no column period' if rows else 'no period'}: give one a line under the head period")
+    if not rows or not {'period', 'words'} & set(rows[0]):
+        raise InputError(f"{file} has {'no column period' if rows else 'no period'}: give one a line under the head period")
     out = []
     for r in rows:
         words = re.sub(r'^the\s+', '', r.get('words') or r.get('period', ''), flags=re.I)
         period = r.get('period') or words
-        if not period_key(words) or _BAD.search(words + period) or not re.search(r'\w', period): raise InputError(f"{file}, line {r['line']}: a period without a name, or with signs that no prompt can hold: write it as '17th century' or 'Bronze Age'")
+        if not period_key(words) or _BAD.search(words + period) or not re.search(r'\w', period):
+            raise InputError(f"{file}, line {r['line']}: a period without a name, or with signs that no prompt can hold: write it as '17th century' or 'Bronze Age'")
         years = [r.get(k) or '' for k in ('first_year', 'last_year')]
         if bad := [y for y in years if y and not re.fullmatch(r'-?\d{1,5}', y, re.A)]: raise InputError(f"{file}, line {r['line']}: {bad[0]!r} is no year")
         if all(years) and int(years[0]) > int(years[1]): raise InputError(f"{file}, line {r['line']}: {period} ends before it begins")
-        out.append(dict(period=period, label=r.get('label') or period, words=words, kind=r.get('kind') or 'own', **{k: int(y) if y else pd.NA for k, y in zip(('first_year', 'last_year'), years)}))
+        out.append(dict(period=period, label=r.get('label') or period, words=words, kind=r.get('kind') or 'own',
+                        **{k: int(y) if y else pd.NA for k, y in zip(('first_year', 'last_year'), years)}))
     df = pd.DataFrame(out).astype(dict(first_year='Int32', last_year='Int32'))
     for what in ('period', 'words'):
-        if (dup := df[what].map(period_key).duplicated()).any(): raise InputError(f"{file}, line {rows[int(dup.to_numpy().argmax())]['line']}: {what} {df[what][dup].iloc[0]!r} stands twice: keep one")
+        if (dup := df[what].map(period_key).duplicated()).any():
+            raise InputError(f"{file}, line {rows[int(dup.to_numpy().argmax())]['line']}: {what} {df[what][dup].iloc[0]!r} stands twice: keep one")
     return df
 
 # %% ../../nbs/histvis/prompts.ipynb #c8aa949c6

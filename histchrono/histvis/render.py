@@ -15,8 +15,8 @@ from ..core.errors import InputError
 from .looks import Look, look
 from .names import STYLES
 
-# %% ../../nbs/histvis/render.ipynb #c507feb57
-VERSION = 1 # of the renderers; part of what a picture depends on
+# %% ../../nbs/histvis/render.ipynb #ce29d2c4b
+VERSION = 1 # of scenes and renderers, part of what a picture depends on: raise it when either draws something else
 SIZE = 256 # pixels a side
 
 @lru_cache(None)
@@ -45,7 +45,7 @@ def _corners() -> np.ndarray: # 0 in the middle … 1 in the corners
     x, y = _grid()
     return ((x - 127.5) ** 2 + (y - 127.5) ** 2) / (2 * 127.5 ** 2)
 
-# %% ../../nbs/histvis/render.ipynb #cce757510
+# %% ../../nbs/histvis/render.ipynb #caa059916
 def _blur(img, sigma: float):
     import cv2
     return cv2.GaussianBlur(img, (0, 0), sigma, borderType=cv2.BORDER_REFLECT)
@@ -94,7 +94,7 @@ def front(
     depth: np.ndarray, # 0 near … 1 far
 ) -> float: # a sixth of the picture's middle is nearer
     "The depth at which a scene's figures stand."
-    return float(np.percentile(depth[40:216:8, 40:216:8], 16))
+    return float(np.percentile(depth[40:176:8, 40:216:8], 16))
 
 # %% ../../nbs/histvis/render.ipynb #ccba2cef2
 def _byte(img: np.ndarray) -> np.ndarray:
@@ -141,7 +141,7 @@ def _pools(dark, v, gen) -> np.ndarray: # washes of three strengths, darker wher
     for at in (0.32, 0.52, 0.74): out = out + _step(d, at, at + 0.03) * 0.24 + 0.10 * np.exp(-((d - at - 0.03) * 30) ** 2)
     return out * (1 + 0.08 * _noise(gen, 9.0))
 
-# %% ../../nbs/histvis/render.ipynb #c82768935
+# %% ../../nbs/histvis/render.ipynb #c5c472cff
 def draw(
     scene, # with `colour`, `ids`
     v: Look, # a drawing's look
@@ -151,7 +151,7 @@ def draw(
     x, y = _grid()
     lum, edge = brightness(scene), borders(scene.ids)
     dark, tooth, kind = 1 - _blur(lum, 1.2), _noise(gen, 0.8), v['medium']
-    line = _outline(edge, lum, v, gen, {'pencil': 1.0, 'charcoal': 1.35, 'wash': 0.9}[kind])
+    line = _outline(edge, lum, v, gen, {'pencil': 1.0, 'charcoal': 1.15, 'wash': 0.9}[kind])
     if kind == 'wash': tone = _pools(dark, v, gen)
     elif kind == 'charcoal': tone = _step(dark * (1.25 + 0.38 * tooth * (1.2 - dark)), 0.10, 1.10)
     else: tone = 0.68 * _strokes(dark, v, gen)

@@ -3,7 +3,7 @@
 # %% auto #0
 __all__ = ['plans', 'Scene', 'scene']
 
-# %% ../../nbs/histvis/scene.ipynb #c8d3bef1c
+# %% ../../nbs/histvis/scene.ipynb #c97de01f3
 from dataclasses import dataclass
 from functools import lru_cache
 import math
@@ -13,34 +13,59 @@ import pandas as pd
 
 from ..core.errors import InputError
 from ..core.paths import data_dir
-from . import sceneprops as sp, scenehome as sh, sceneyard as sy
+from . import sceneprops as sp, scenehome as sh, scenetown as st, sceneyard as sy
 from .scenehands import HELD
-from .scenekit import Air, Cam, Canvas, Frame, SIZE, lit, shadow, spot, line, mix
+from .scenekit import Cam, Canvas, Frame, SIZE, shadow, spot, line, mix
+from .scenelight import lit
 from .sceneobjects import OBJECTS
 from .scenepeople import ERAS, POSES, dress, person
 from .sceneplaces import PLACES, outside
 from .scenerooms import ROOMS, room
 from .sceneworld import WORLDS, World, between, pick
 
-# %% ../../nbs/histvis/scene.ipynb #c6bbe0ae5
+# %% ../../nbs/histvis/scene.ipynb #cce9461b2
 @lru_cache(maxsize=1)
 def plans() -> dict: # activity id -> row as a dict of lists
     "The table of scenes."
     d = pd.read_csv(data_dir('histvis', 'scenes.csv'), dtype=str, keep_default_na=False)
     cut = lambda s: [x for x in s.split('|') if x]
-    return {int(r.activity_id): dict(places=cut(r.places), pose=cut(r.pose), others=cut(r.others), least=int(r.least), most=int(r.most), props=cut(r.props), held=cut(r.held)) for r in d.itertuples()}
+    return {int(r.activity_id): dict(places=cut(r.places), pose=cut(r.pose), others=cut(r.others), least=int(r.least), most=int(r.most), props=cut(r.props),
+        held=cut(r.held)) for r in d.itertuples()}
 
-# %% ../../nbs/histvis/scene.ipynb #c3e2139b8
+# %% ../../nbs/histvis/scene.ipynb #cc889f4c7
 _T = ((.74, .0, .2), (.70, -.15, .45), (.08, -.66, .9)) # tables: ahead of the person, or before; (m ahead, m away, how far the person turns to us)
-_BY, _BACK, _SIDE = ((1.05, .35, None), (-.95, .4, None), (1.0, -.1, None)), ((.9, 1., None), (-1., .9, None), (1.3, .7, None)), ((.95, .1, .2), (1.0, -.1, .35), (.9, .2, .3))
+_BY, _BACK = ((1.05, .35, None), (-.95, .4, None), (1.0, -.1, None)), ((.9, 1., None), (-1., .9, None), (1.3, .7, None)) # near by, behind
+_SIDE = (.95, .1, .2), (1.0, -.1, .35), (.9, .2, .3) # ahead
 PROPS = dict(
-    feast=(sp.feast, _T), teatable=(sp.teatable, _T), desk=(sp.desk, _T), plans=(sp.plans, _T), game=(sp.game, _T[:2]), vase=(sp.vase, _T), medicine=(sp.medicine, _T), ironing=(sp.ironing, _T), dough=(sp.dough, _T), workbench=(sh.workbench, _T),
-    stove=(sp.stove, ((.95, .15, .25), (1., .3, .4), (.3, .75, .6))), hearth=(sp.hearth, ((1.2, .7, .4), (.4, 1.1, .6), (-1.2, .9, .7))), oven=(sp.oven, _BACK), shelf=(sp.shelf, ((.6, .6, .5), (-.8, .6, .5), (.9, .5, .5))), washtub=(sp.washtub, ((.6, -.1, .2), (.55, .0, .4))), chair=(sp.chair, _BY), stool=(sp.stool, _BY), bench=(sp.bench, _BACK), armchair=(sp.armchair, _BACK),
-    bookcase=(sh.bookcase, _BACK), loom=(sh.loom, ((.95, .0, .2), (.95, .15, .3))), anvil=(sh.anvil, ((.6, -.1, .3), (.55, 0, .45))), easel=(sh.easel, ((.8, .15, .2), (.85, .0, .35), (-.1, .6, .7))), statue=(sh.statue, ((.75, .05, .3), (.8, -.1, .4))), player=(sh.player, _BACK + ((1.1, .1, .4),)), piano=(sh.piano, ((.95, .1, .2), (1., .3, .4))), blackboard=(sh.blackboard, ((.9, .5, .5), (.8, .7, .7), (-.9, .6, .7))), stand=(sh.stand, ((.62, -.1, .4), (.6, .1, .5))),
-    bed=(sh.bed, _BACK), bath=(sh.bath, ((0, 0, .3),)), mirror=(sh.mirror, _SIDE), basin=(sh.basin, ((.55, -.05, .2), (.5, .1, .4))), wardrobe=(sh.wardrobe, _BACK), counter=(sh.counter, ((.95, -.05, .3), (1., .1, .4))), rug=(sh.rug, ((.1, 0, None),)), altar=(sh.altar, ((.9, .9, .4), (1.1, .6, .2))), candles=(sh.candles, ((.75, .05, .3), (.7, .3, .4))),
-    bush=(sy.bush, _BY), plants=(sy.plants, ((.8, -.25, .3), (.7, .1, .4))), corn=(sy.corn, ((.8, .3, .4), (-.6, .5, .6), (.5, -.3, .5))), sheaf=(sy.sheaf, _BY), basket=(sy.basket, ((.6, -.3, None), (-.6, -.2, None), (.5, .2, None))), rocks=(sy.rocks, _BY), tree=(sy.tree, _BACK), herd=(sy.herd, ((1.5, .1, .3), (1.3, .4, .4), (-1.6, .9, None))), vehicle=(sy.vehicle, ((1.5, 1.8, None), (-1.6, 2.2, None), (.4, 2.4, None))), boat=(sy.boat, ((0, -.08, .3),)),
-    stall=(sy.stall, ((1.0, .35, .4), (.9, .6, .5), (-.3, .9, .7))), snack=(sy.snack, ((1.0, .2, .3), (1.0, -.1, .4))), lamppost=(sy.lamppost, _BACK), signpost=(sy.signpost, _BY), luggage=(sy.luggage, ((.7, -.2, None), (-.75, -.1, None))), post=(sy.post, ((.62, .05, .3), (.7, -.1, .4))), fountain=(sy.fountain, ((1.6, 2.2, None), (-1.5, 2.5, None))), bunting=(sy.bunting, ((0, .8, None),)), well=(sy.well, ((1.05, .2, .3), (1.1, .0, .4))), bucket=(sy.bucket, ((.5, -.3, None), (-.6, -.2, None))), barrel=(sy.barrel, _BY), frame=(sy.frame, ((.9, .9, .4), (-.6, 1.1, .6), (.3, .8, .6))), timber=(sy.timber, ((1.0, -.2, None), (-1.1, .2, None))), campfire=(sy.campfire, ((.75, -.1, .4), (.7, .15, .5))), grave=(sy.grave, ((.75, .0, .4), (.7, .25, .5))), ball=(sy.ball, ((.8, -.2, None), (1.1, .1, None))), fence=(sy.fence, ((0, 1., None),)), tent=(sy.tent, ((0, .3, None),)))
+    feast=(sp.feast, _T), teatable=(sp.teatable, _T), desk=(sp.desk, _T), plans=(sp.plans, _T), game=(sp.game, _T[:2]), vase=(sp.vase, _T),
+    medicine=(sp.medicine, _T), ironing=(sp.ironing, _T), dough=(sp.dough, _T), workbench=(sh.workbench, _T),
+    stove=(sp.stove, ((.95, .15, .25), (1., .3, .4), (.3, .75, .6))), hearth=(sp.hearth, ((1.2, .7, .4), (.4, 1.1, .6), (-1.2, .9, .7))),
+    oven=(sp.oven, _BACK), shelf=(sp.shelf, ((.6, .6, .5), (-.8, .6, .5), (.9, .5, .5))), washtub=(sp.washtub, ((.6, -.1, .2), (.55, .0, .4))),
+    chair=(sp.chair, _BY), stool=(sp.stool, _BY), bench=(sp.bench, _BACK), armchair=(sp.armchair, _BACK), bookcase=(sh.bookcase, _BACK),
+    loom=(sh.loom, ((.95, .0, .2), (.95, .15, .3))), anvil=(sh.anvil, ((.6, -.1, .3), (.55, 0, .45))),
+    easel=(sh.easel, ((.8, .15, .2), (.85, .0, .35), (-.1, .6, .7))), statue=(sh.statue, ((.75, .05, .3), (.8, -.1, .4))),
+    player=(sh.player, _BACK + ((1.1, .1, .4), )), piano=(sh.piano, ((.95, .1, .2), (1., .3, .4))),
+    blackboard=(sh.blackboard, ((.9, .5, .5), (.8, .7, .7), (-.9, .6, .7))), stand=(sh.stand, ((.62, -.1, .4), (.6, .1, .5))), bed=(sh.bed, _BACK),
+    bath=(sh.bath, ((0, 0, .3),)), mirror=(sh.mirror, _SIDE), basin=(sh.basin, ((.55, -.05, .2), (.5, .1, .4))), wardrobe=(sh.wardrobe, _BACK),
+    counter=(sh.counter, ((.95, -.05, .3), (1., .1, .4))), rug=(sh.rug, ((.1, 0, None),)), altar=(sh.altar, ((.9, .9, .4), (1.1, .6, .2))),
+    candles=(sh.candles, ((.75, .05, .3), (.7, .3, .4))), bush=(sy.bush, _BY), plants=(sy.plants, ((.8, -.25, .3), (.7, .1, .4))),
+    corn=(sy.corn, ((.8, .3, .4), (-.6, .5, .6), (.5, -.3, .5))), sheaf=(sy.sheaf, _BY),
+    basket=(sy.basket, ((.6, -.3, None), (-.6, -.2, None), (.5, .2, None))), rocks=(sy.rocks, _BY), tree=(sy.tree, _BACK),
+    herd=(sy.herd, ((1.5, .1, .3), (1.3, .4, .4), (-1.6, .9, None))), vehicle=(sy.vehicle, ((1.5, 1.8, None), (-1.6, 2.2, None), (.4, 2.4, None))),
+    boat=(sy.boat, ((0, -.08, .3),)), stall=(st.stall, ((1.0, .35, .4), (.9, .6, .5), (-.3, .9, .7))),
+    snack=(st.snack, ((1.0, .2, .3), (1.0, -.1, .4))), lamppost=(st.lamppost, _BACK), signpost=(st.signpost, _BY),
+    luggage=(st.luggage, ((.7, -.2, None), (-.75, -.1, None))), post=(st.post, ((.62, .05, .3), (.7, -.1, .4))),
+    fountain=(st.fountain, ((1.6, 2.2, None), (-1.5, 2.5, None))), bunting=(st.bunting, ((0, .8, None),)),
+    well=(st.well, ((1.05, .2, .3), (1.1, .0, .4))), bucket=(st.bucket, ((.5, -.3, None), (-.6, -.2, None))), barrel=(st.barrel, _BY),
+    frame=(st.frame, ((.9, .9, .4), (-.6, 1.1, .6), (.3, .8, .6))), timber=(st.timber, ((1.0, -.2, None), (-1.1, .2, None))),
+    campfire=(st.campfire, ((.75, -.1, .4), (.7, .15, .5))), grave=(st.grave, ((.75, .0, .4), (.7, .25, .5))),
+    ball=(st.ball, ((.8, -.2, None), (1.1, .1, None))), fence=(st.fence, ((0, 1., None),)), tent=(st.tent, ((0, .3, None),)))
 _GREEN = {'bush', 'plants', 'corn', 'sheaf', 'basket', 'rocks', 'tree'}
+_IN = {
+    'armchair', 'basin', 'bath', 'bed', 'blackboard', 'bookcase', 'chair', 'desk', 'hearth', 'ironing', 'mirror', 'piano', 'player', 'rug', 'shelf',
+    'stove', 'wardrobe'} # only indoors
+_OUT = {
+    'boat', 'bush', 'campfire', 'corn', 'fence', 'fountain', 'grave', 'herd', 'lamppost', 'plants', 'rocks', 'signpost', 'tent', 'tree', 'vehicle'} # only outdoors
 _HARD = {'violin', 'lute', 'flute'} # poses that say what is held
 
 # %% ../../nbs/histvis/scene.ipynb #c7ba4b8f1
@@ -52,28 +77,31 @@ class Scene:
     ids: np.ndarray # uint8, shape (256, 256), regions; 0 is the background
     people: int # how many were drawn
 
-# %% ../../nbs/histvis/scene.ipynb #c47f58a4e
+# %% ../../nbs/histvis/scene.ipynb #ca77f4adc
 def _one(gen, xs): return xs[int(gen.integers(len(xs)))]
 def _maybe(gen, xs): return [x.strip('?') for x in xs if not x.endswith('?') or gen.random() < .5]
 
+# %% ../../nbs/histvis/scene.ipynb #c6467b77c
 def _figure(cv, era, w, gen, fr, pose, face, turn, held=None, tall=1.7, y=0., wood=(120, 90, 60), water=False):
     "One person with a seat where the pose needs one."
     p = POSES[pose]
     k = tall / 1.7
     if p.seat: sp.stool(cv, fr, era, gen, wood, face, .40 * k + y)
-    if not water: shadow(cv, fr.x, fr.z, .26 * k if not p.roll else .7, 1., y, .5 * k)
+    if not water: shadow(cv, fr.x, fr.z, .22 * k if not p.roll else .7, .85, y, .5 * k)
     d = dress(era, gen, w.cloth)
-    if not water: return person(cv, p, d, fr.x, fr.z, face, turn, y, tall, w.skin, held)
+    if not water: return person(cv, p, d, fr.x, fr.z, face, turn, y, tall, held=held)
     row = int(spot(cv.cam, 0, 0, fr.z)[1]) # the water's surface hides what is below
     row = min(max(row, 0), SIZE)
     under, ids = cv.img[row:].copy(), cv.ids[row:].copy()
-    P = person(cv, p, d, fr.x, fr.z, face, turn, -.72 if pose in ('float_', 'bathe') else -.22, tall, w.skin, held)
+    P = person(cv, p, d, fr.x, fr.z, face, turn, -.8 if pose == 'float_' else -.2, tall, held=held)
     cv.img[row:], cv.ids[row:] = under, ids
     x, s = P['hip'][0], P['s']
-    for q in range(3): line(cv, [(x - (.5 + .2 * q) * s, row + 3 * q), (x + (.6 + .15 * q) * s, row + 3 * q)], (226, 236, 240), 1.5)
+    for q in range(4):
+        line(cv, [(x - (.9 - .2 * q + .3 * gen.random()) * s, row + .06 * q * s), (x + (.8 - .2 * q + .4 * gen.random()) * s, row + .06 * q * s)],
+            (206, 222, 230), 1)
     return P
 
-# %% ../../nbs/histvis/scene.ipynb #cb76ffbfe
+# %% ../../nbs/histvis/scene.ipynb #cf17b9acc
 def _crew(gen, n, face, table):
     "Where the others are: metres ahead and away of the main person, and how they look."
     first = (1.5 if table else .95 + .2 * gen.random(), .12 * gen.random())
@@ -83,6 +111,7 @@ def _crew(gen, n, face, table):
     while len(out) < n: out.append((5 * gen.random() - 2.5, 1 + 3 * gen.random()))
     return [(a + .15 * (gen.random() - .5), v + .2 * (gen.random() - .5)) for a, v in out[:n]]
 
+# %% ../../nbs/histvis/scene.ipynb #cbd2b0632
 def _plan(r, gen, indoor, n):
     "Choose pose, props and what is held."
     pose = _one(gen, r['pose'])
@@ -90,13 +119,15 @@ def _plan(r, gen, indoor, n):
     if pose in _HARD: held = [pose]
     elif _HARD & set(held):
         held = []
-        if pose == 'sitplay': props = [p for p in props if p not in ('piano', 'stand')] + ['piano']
-    return pose, props, _one(gen, held) if held else None
+        if pose == 'sitplay' and indoor: props = [p for p in props if p not in ('piano', 'stand')] + ['piano']
+        elif pose == 'sitplay': pose, held = 'lute', ['lute']
+    no = (_OUT if indoor else _IN) - ({'rug'} if pose == 'lotus' else set())
+    return pose, [p for p in props if p not in no], _one(gen, held) if held else None
 
-# %% ../../nbs/histvis/scene.ipynb #c2552f241
+# %% ../../nbs/histvis/scene.ipynb #c4c3b370f
 def _compose(cv, r, era, w, gen, fr, place, n, objects, extra):
     "Everything that stands in the place, far things first."
-    indoor, face = place in ROOMS, 1 if gen.random() < .5 else -1
+    indoor, face = place in ROOMS, 1 if gen.random() < .5 - .8 * fr.x / fr.z else -1 # more often towards the middle
     pose, props, held = _plan(r, gen, indoor, n)
     wood, items, turn = pick(gen, w.woods), [], .15 + .8 * gen.random()
     wet = pose in ('swim', 'bathe') and place in ('lake', 'river')
@@ -114,44 +145,47 @@ def _compose(cv, r, era, w, gen, fr, place, n, objects, extra):
         table = table or (spots is _T and a > .4)
         q = fr.sub(a * face, v, .35 * (gen.random() - .5) if name not in ('rug', 'fence', 'bunting', 'bath') else 0.)
         c = pick(gen, w.greens) if name in _GREEN else wood
-        items.append((q.z + (.6 if name in ('rug', 'bed') and (v <= 0 or lying) else 0), lambda q=q, f=f, c=c, s=face: f(cv, q, era, gen, c, s)))
+        items.append((q.z + (-.4 if name == 'bath' else 3. if name == 'rug' else .6 if lying else 0), lambda q=q, f=f, c=c, s=face: f(cv, q, era, gen, c, s)))
     H = HELD.get(held)
     if H is not None and not POSES[pose].roll: hand = lambda c, P, s: H(c, P, s, era)
     else: hand = None
     if bedded and pose in ('lie', 'recline'): y = .47
+    if pose == 'bathe' and not wet: y = .12
     tall = 1.56 + .26 * gen.random()
+    if wet and pose == 'bathe': pose = 'float_'
     def main():
+        if bedded and y: sh.pillow(cv, fr, era, gen, wood, face)
         _figure(cv, era, w, gen, fr, pose, face, turn, hand, tall, y, wood, wet)
-        if y: (sh.pillow if pose == 'recline' else _tuck)(cv, fr, era, gen, wood, face)
+        if bedded and pose == 'lie': sh.cover(cv, fr, era, gen, wood, face)
     items.append((fr.z, main))
-    if 'bath' in props and not wet: items.append((fr.z - .3, lambda: None))
     for k, (a, v) in enumerate(_crew(gen, n - 1, face, table)):
         po = _one(gen, r['others'])
         small = po.startswith('child:')
         po = po.replace('child:', '')
         if po == 'lie' and bedded: a, v = .55, 0.
-        q, s = fr.sub(a * face, v), -face if a > 0 else face
+        q, s = fr.sub(a * face, v), face if a < 0 or (po == 'lie' and bedded) else -face
         t, tl = .1 + .6 * gen.random(), (1.05 + .2 * gen.random()) if small else 1.56 + .26 * gen.random()
         yy = .47 if po == 'lie' and bedded else 0.
         if place == 'lake': q = fr.sub(a * face, .6 + v)
         share = HELD.get(held) if held in ('glass', 'book', 'cup', 'sickle', 'spoon') and gen.random() < .6 else None
         g2 = (lambda c, P, s, f=share: f(c, P, s, era)) if share is not None and not POSES[po].roll else None
         def other(q=q, po=po, s=s, t=t, tl=tl, yy=yy, g2=g2):
+            if yy: sh.pillow(cv, q, era, gen, wood, s)
             _figure(cv, era, w, gen, q, po, s, t, g2, tl, yy, wood, wet or (place == 'lake' and po == 'swim'))
-            if yy: _tuck(cv, q, era, gen, wood, s)
+            if yy: sh.cover(cv, q, era, gen, wood, s)
         items.append((q.z - .02, other))
     for k, (u, v) in enumerate(extra): # passers-by
         q, s = fr.sub(u, v), 1 if gen.random() < .5 else -1
-        items.append((q.z, lambda q=q, s=s: _figure(cv, era, w, gen, q, _one(gen, ('walk', 'stand', 'talk', 'walk')), s, gen.random(), None, 1.6 + .2 * gen.random(), 0., wood)))
+        items.append((q.z, lambda q=q, s=s: _figure(cv, era, w, gen, q, _one(gen, ('walk', 'stand', 'talk', 'walk')), s, gen.random(), None,
+            1.6 + .2 * gen.random(), 0., wood)))
     for k, name in enumerate(objects):
         q = fr.sub(face * (-.72 - .5 * (k // 2)) if k % 2 == 0 else face * (.7 + .5 * (k // 2)), -.3 - .1 * gen.random())
+        q = Frame(min(max(q.x, -.38 * SIZE / cv.cam.f * q.z), .38 * SIZE / cv.cam.f * q.z), q.z) # within the picture
         items.append((q.z - .3, lambda q=q, f=OBJECTS[name]: f(cv, q, gen)))
-    items += _near(cv, era, w, gen, fr, indoor, place, wood)
+    if not objects: items += _near(cv, era, w, gen, fr, indoor, place, wood)
     for _, f in sorted(items, key=lambda x: -x[0]): f()
 
-def _tuck(cv, fr, era, gen, wood, face):
-    sh.pillow(cv, fr, era, gen, wood, face); sh.cover(cv, fr, era, gen, wood, face)
-
+# %% ../../nbs/histvis/scene.ipynb #c60580a77
 def _near(cv, era, w, gen, fr, indoor, place, wood):
     "Now and then something near the camera, cut by the picture's edge."
     if gen.random() > .4 or place in ('lake', 'overlook', 'bridge'): return []
@@ -159,11 +193,22 @@ def _near(cv, era, w, gen, fr, indoor, place, wood):
     if z < 1.1: return []
     s = 1 if gen.random() < .5 else -1
     x = s * (.42 + .1 * gen.random()) * SIZE / cv.cam.f * z
-    f = _one(gen, (sp.chair, sp.stool, sh.basin, sp.teatable) if indoor else (sy.bush, sy.barrel, sy.bush, sy.basket, sy.rocks))
+    f = _one(gen, (sp.chair, sp.stool, sh.basin, sp.teatable) if indoor else (sy.bush, st.barrel, sy.bush, sy.basket, sy.rocks))
     c = pick(gen, w.greens) if f in (sy.bush, sy.rocks) else wood
     return [(z, lambda: f(cv, Frame(x, z, gen.random()), era, gen, c, -s))]
 
-# %% ../../nbs/histvis/scene.ipynb #ca4b89467
+# %% ../../nbs/histvis/scene.ipynb #ca2b9d318
+def _check(activity_id, period, world, objects, people):
+    if activity_id not in plans(): raise InputError(f"activity {activity_id!r} is not in data/histvis/scenes.csv: use 1 to {max(plans())}")
+    if period != '20th' and period not in ERAS: raise InputError(f"period {period!r} is unknown: use one of {', '.join((*ERAS, '20th'))}")
+    if world not in WORLDS: raise InputError(f"world {world!r} is unknown: use one of {', '.join(WORLDS)}")
+    for o in objects:
+        if o not in OBJECTS: raise InputError(f"object {o!r} has no drawing: use one of {', '.join(OBJECTS)}")
+    if isinstance(people, bool) or not isinstance(people, (int, np.integer)) or not 0 <= people <= 40:
+        raise InputError(f"people={people!r} cannot be drawn: use 0 (as the activity wants) to 40")
+    return plans()[activity_id], WORLDS[world]
+
+# %% ../../nbs/histvis/scene.ipynb #c199c64f3
 def scene(
     activity_id: int, # 1 to 100
     period: str, # of data/histvis/periods.csv
@@ -178,24 +223,16 @@ def scene(
     place = _one(gen, r['places'])
     p, fy, ch, f = .44 + .38 * gen.random(), .84 + .13 * gen.random(), between(gen, w.eye), between(gen, w.focal)
     n = people or r['least'] + int(gen.integers(r['most'] - r['least'] + 1))
-    if n > 2: p = min(p, .66)
+    p = min(p, .66 if n > 2 else 1, (fy - .1) * 1.7 / ch) # groups need room, and the horizon stays in the picture
     cam = Cam(f, SIZE * (fy - ch / 1.7 * p), ch)
     a = math.radians(between(gen, w.sun, True))
     cv = Canvas(cam, (math.sin(a), math.cos(a)))
     z = f * 1.7 / (p * SIZE)
     fr = Frame((gen.random() - .5) * .5 * SIZE / f * z, z, math.radians(between(gen, w.yaw, True)))
-    air = (room if place in ROOMS else outside)(cv, place, era, w, gen, fr)
-    extra = [] if people or place not in ('street', 'square', 'market', 'bridge', 'station') else [((gen.random() - .5) * 7, 3 + 8 * gen.random()) for _ in range(int(gen.integers(4)))]
+    air = room(cv, place, era, w, gen, fr) if place in ROOMS else outside(cv, place, era, w, gen, fr, place == 'river' and 'swim' in r['others'] + r['pose'])
+    extra = [] if people or place not in ('street', 'square', 'market', 'bridge', 'station') else [((gen.random() - .5) * 7,
+        3 + 8 * gen.random()) for _ in range(int(gen.integers(4)))]
     if place == 'bridge': extra = [(u, .3 + .5 * gen.random()) for u, _ in extra[:1]]
     _compose(cv, r, era, w, gen, fr, place, n, objects, extra)
     img, dep = lit(cv, air)
     return Scene(img, dep, cv.ids, n + len(extra))
-
-def _check(activity_id, period, world, objects, people):
-    if activity_id not in plans(): raise InputError(f"activity {activity_id!r} is not in data/histvis/scenes.csv: use 1 to {max(plans())}")
-    if period != '20th' and period not in ERAS: raise InputError(f"period {period!r} is unknown: use one of {', '.join((*ERAS, '20th'))}")
-    if world not in WORLDS: raise InputError(f"world {world!r} is unknown: use one of {', '.join(WORLDS)}")
-    for o in objects:
-        if o not in OBJECTS: raise InputError(f"object {o!r} has no drawing: use one of {', '.join(OBJECTS)}")
-    if isinstance(people, bool) or not isinstance(people, (int, np.integer)) or not 0 <= people <= 40: raise InputError(f"people={people!r} cannot be drawn: use 0 (as the activity wants) to 40")
-    return plans()[activity_id], WORLDS[world]

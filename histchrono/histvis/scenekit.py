@@ -2,7 +2,7 @@
 
 # %% auto #0
 __all__ = ['SIZE', 'NEAR', 'Cam', 'Frame', 'spot', 'Canvas', 'region', 'tint', 'mix', 'poly', 'line', 'disc', 'limb', 'poly3',
-           'wall', 'quads', 'strokes', 'plane', 'box', 'shadow', 'lamp', 'Air', 'distance', 'relief', 'lit']
+           'wall', 'faces', 'quads', 'tiles', 'strokes', 'plane', 'box', 'shadow', 'lamp']
 
 # %% ../../nbs/histvis/scenekit.ipynb #c13298ff8
 from dataclasses import dataclass, field
@@ -73,10 +73,10 @@ def region(
     cv.soft[cv.n], cv.flat[cv.n] = soft, flat
     return cv.n
 
-# %% ../../nbs/histvis/scenekit.ipynb #c5355e979
-def _q(pts) -> np.ndarray: return np.minimum(np.maximum(np.asarray(pts, np.float64) * 16, -32000), 32000).astype(np.int32) # 1/16 pixel
-def tint(col, k: float) -> tuple: return tuple(min(255.0, max(0.0, c * k)) for c in col) # brighter or darker
-def mix(a, b, k: float) -> tuple: return tuple(x + (y - x) * k for x, y in zip(a, b)) # from a to b
+# %% ../../nbs/histvis/scenekit.ipynb #ca9420b90
+def _q(pts) -> np.ndarray: return (np.asarray(pts) * 16).astype(np.int32) # in 1/16 pixel
+def tint(c, k: float) -> tuple: return min(255., c[0] * k), min(255., c[1] * k), min(255., c[2] * k) # brighter or darker
+def mix(a, b, k: float) -> tuple: return a[0] + (b[0] - a[0]) * k, a[1] + (b[1] - a[1]) * k, a[2] + (b[2] - a[2]) * k # from a to b
 
 def poly(
     cv: Canvas, # changed
@@ -103,7 +103,7 @@ def line(
     cv2.polylines(cv.img, p, False, col, t, cv2.LINE_AA, 4)
     if i: cv2.polylines(cv.ids, p, False, i, t, cv2.LINE_8, 4)
 
-# %% ../../nbs/histvis/scenekit.ipynb #c2acd7cfc
+# %% ../../nbs/histvis/scenekit.ipynb #c8e06c799
 _RING = [(math.cos(a * math.pi / 8), math.sin(a * math.pi / 8)) for a in range(16)]
 _DISC = np.array([(math.cos(a * math.pi / 12), math.sin(a * math.pi / 12)) for a in range(24)])
 
@@ -136,7 +136,8 @@ def limb(
     "Fill a tapering limb with round ends."
     dx, dy = q[0] - p[0], q[1] - p[1]
     a = math.atan2(dy, dx)
-    pts = [(p[0] + r * math.cos(a + t), p[1] + r * math.sin(a + t)) for t in _BACK] + [(q[0] + s * math.cos(a + t), q[1] + s * math.sin(a + t)) for t in _FORE]
+    pts = [(p[0] + r * math.cos(a + t), p[1] + r * math.sin(a + t)) for t in _BACK] + [(q[0] + s * math.cos(a + t),
+        q[1] + s * math.sin(a + t)) for t in _FORE]
     poly(cv, pts, col, i)
 
 _BACK = [math.pi / 2 + k * math.pi / 5 for k in range(6)]
@@ -179,7 +180,23 @@ def wall(
     a, b = fr.at(u0, v), fr.at(u1, v)
     poly3(cv, [(a[0], y0, a[1]), (a[0], y1, a[1]), (b[0], y1, b[1]), (b[0], y0, b[1])], col, i)
 
-# %% ../../nbs/histvis/scenekit.ipynb #ca517ce84
+# %% ../../nbs/histvis/scenekit.ipynb #cdc3e3cd6
+def faces(
+    cv: Canvas, # changed
+    pts, # shape (n, k, 3): corners of each, x, y, z in m
+    col, # RGB of all
+    i: int = 0, # region; 0 leaves regions as they are
+):
+    "Fill many polygons of space at once; those that reach behind the camera are left out."
+    import cv2
+    p = np.asarray(pts, np.float64)
+    p = p[p[..., 2].min(1) > NEAR]
+    if not len(p): return
+    k = cv.cam.f / p[..., 2]
+    q = list(_q(np.stack([cv.cam.x0 + p[..., 0] * k, cv.cam.hz - (p[..., 1] - cv.cam.ch) * k], -1)))
+    cv2.fillPoly(cv.img, q, col, cv2.LINE_AA, 4)
+    if i: cv2.fillPoly(cv.ids, q, i, cv2.LINE_8, 4)
+
 def quads(
     cv: Canvas, # changed
     fr: Frame, # of an upright wall
@@ -188,18 +205,22 @@ def quads(
     i: int = 0, # region; 0 leaves regions as they are
     v: float = 0.0, # before (negative) or behind the frame's line, m
 ):
-    "Fill many upright rectangles of one wall at once: the windows of a house, bricks, panels."
-    import cv2
+    "Fill many upright rectangles of one wall: the windows of a house, bricks, panels."
     c = np.asarray(cells, np.float64).reshape(-1, 4)
-    u, y = c[:, (0, 0, 1, 1)], c[:, (2, 3, 3, 2)]
-    cs, sn = math.cos(fr.yaw), math.sin(fr.yaw)
-    x, z = fr.x + u * cs + v * sn, fr.z - u * sn + v * cs
-    ok = z.min(1) > NEAR
-    if not ok.any(): return
-    x, y, k = x[ok], y[ok], cv.cam.f / z[ok]
-    p = list(_q(np.stack([cv.cam.x0 + x * k, cv.cam.hz - (y - cv.cam.ch) * k], -1)))
-    cv2.fillPoly(cv.img, p, col, cv2.LINE_AA, 4)
-    if i: cv2.fillPoly(cv.ids, p, i, cv2.LINE_8, 4)
+    u, cs, sn = c[:, (0, 0, 1, 1)], math.cos(fr.yaw), math.sin(fr.yaw)
+    faces(cv, np.stack([fr.x + u * cs + v * sn, c[:, (2, 3, 3, 2)], fr.z - u * sn + v * cs], -1), col, i)
+
+def tiles(
+    cv: Canvas, # changed
+    fr: Frame, # on the floor
+    cells, # shape (n, 4): u0, u1, v0, v1 of each rectangle, m
+    col, # RGB of all
+    y: float = 0.0, # height above the ground, m
+):
+    "Fill many level rectangles: the tiles of a floor, the squares of a board. Regions stay as they are."
+    c = np.asarray(cells, np.float64).reshape(-1, 4)
+    u, v, cs, sn = c[:, (0, 0, 1, 1)], c[:, (2, 3, 3, 2)], math.cos(fr.yaw), math.sin(fr.yaw)
+    faces(cv, np.stack([fr.x + u * cs + v * sn, np.full_like(u, y), fr.z - u * sn + v * cs], -1), col)
 
 def strokes(
     cv: Canvas, # changed
@@ -219,14 +240,15 @@ def strokes(
     q = _q(np.stack([cv.cam.x0 + p[..., 0] * k, cv.cam.hz - (p[..., 1] - cv.cam.ch) * k], -1))
     cv2.polylines(cv.img, list(q), False, col, max(1, round(w)), cv2.LINE_AA, 4)
 
-# %% ../../nbs/histvis/scenekit.ipynb #ca0f8485b
+# %% ../../nbs/histvis/scenekit.ipynb #ce65b774e
 def plane(
     cv: Canvas, # changed
     i: int, # region
     pts, # three points (x, y, z) of the plane, m
 ):
     "Give a region the distances of a plane: 1/z is linear in the picture."
-    n = np.cross(np.subtract(pts[1], pts[0]), np.subtract(pts[2], pts[0]))
+    (a, b, c), (d, e, f) = (tuple(q - p for p, q in zip(pts[0], x)) for x in pts[1:3])
+    n = b * f - c * e, c * d - a * f, a * e - b * d # at a right angle to the plane
     d = n[0] * pts[0][0] + n[1] * (pts[0][1] - cv.cam.ch) + n[2] * pts[0][2]
     if abs(d) < 1e-6: return # seen edge on
     a, b = n[0] / cv.cam.f / d, -n[1] / cv.cam.f / d
@@ -287,85 +309,3 @@ def lamp(
     import cv2
     for q, b in ((1.0, 0.25), (0.66, 0.5), (0.36, 0.8)):
         cv2.fillPoly(cv.glow, [_q(_DISC * (r * q, r * q) + (x, y))], int(200 * k * b), cv2.LINE_8, 4)
-
-# %% ../../nbs/histvis/scenekit.ipynb #c2accdf3c
-@dataclass(frozen=True)
-class Air:
-    "The light of a time of day."
-    level: float = 1.0 # brightness in the shade
-    warm: tuple = (1.0, 1.0, 1.0) # colour of the light, RGB
-    haze: tuple = (200, 210, 220) # colour of the distance, RGB
-    fog: float = 0.0 # how much of it, 0 to 1
-    grad: float = 0.25 # how much the light falls off across the picture
-    cast: float = 0.55 # how much a shadow takes away
-
-_X, _Y = (np.ascontiguousarray(x) for x in np.mgrid[0:SIZE, 0:SIZE].astype(np.float32)[::-1])
-_RAMP = (np.arange(SIZE, dtype=np.float32) / 128 - 1) / 2
-
-def distance(
-    cv: Canvas, # what was drawn
-) -> np.ndarray: # float32, shape (256, 256), 0 near to 1 infinitely far: z / (z + 4 m)
-    "How far each pixel is."
-    import cv2
-    inv = cv2.LUT(cv.ids, np.ascontiguousarray(cv.inv[:, 2]))
-    for i in np.flatnonzero(np.abs(cv.inv[:, :2]).sum(1)):
-        x, y, w, h = cv2.boundingRect((cv.ids == i).view(np.uint8))
-        if not w: continue
-        a, b, c = cv.inv[i]
-        part = inv[y:y+h, x:x+w]
-        np.copyto(part, a * _X[y:y+h, x:x+w] + b * _Y[y:y+h, x:x+w] + c, where=cv.ids[y:y+h, x:x+w] == i)
-    return 1 / (1 + 4 * np.maximum(inv, 0))
-
-def relief(
-    cv: Canvas, # what was drawn
-) -> np.ndarray: # float32, shape (256, 256), about -1 to 1
-    "Shading of rounded edges by the light's direction, found at half the size."
-    import cv2
-    d = np.ascontiguousarray(cv.ids[::2, ::2])
-    inside = cv2.compare(cv2.morphologyEx(d, cv2.MORPH_GRADIENT, _CROSS), 0, cv2.CMP_EQ)
-    h = cv2.distanceTransform(inside, cv2.DIST_L2, 3)
-    h = cv2.blur(cv2.sqrt(cv2.min(h, 5.0)), (3, 3))
-    s = cv2.filter2D(h, cv2.CV_32F, _SLOPE_X * np.float32(cv.sun[0]) + _SLOPE_Y * np.float32(cv.sun[1]))
-    s, k = cv2.resize(s, (SIZE, SIZE)), cv2.LUT(cv.ids, cv.soft)
-    return cv2.multiply(s, k, s)
-
-_CROSS = np.array([[0, 1, 0], [1, 1, 0], [0, 0, 0]], np.uint8)
-_SLOPE_X = np.array([[1, 0, -1], [2, 0, -2], [1, 0, -1]], np.float32) / 8 # the surface rises to the middle of a shape
-_SLOPE_Y = np.array([[-1, -2, -1], [0, 0, 0], [1, 2, 1]], np.float32) / 8
-
-# %% ../../nbs/histvis/scenekit.ipynb #c4e0f850b
-def _smooth(x, n, sigma): # a mask in n by n pixels, blurred, at full size
-    import cv2
-    return cv2.resize(cv2.GaussianBlur(cv2.resize(x, (n, n), interpolation=cv2.INTER_AREA), (0, 0), sigma), (SIZE, SIZE))
-
-def lit(
-    cv: Canvas, # what was drawn
-    air: Air, # time of day
-) -> tuple[np.ndarray, np.ndarray]: # uint8 RGB (256, 256, 3), float32 distance (256, 256)
-    "The finished scene: colours in their light, and distances."
-    import cv2
-    dep = distance(cv) # below, buffers are used again: fresh memory costs more than the sums
-    gain = _smooth(dep, 64, 3)
-    cv2.addWeighted(dep, -1.6, gain, 1.6, 1, gain)
-    np.minimum(gain, 1, out=gain); np.maximum(gain, .7, out=gain) # something nearer stands before it: darker
-    x = cv2.LUT(cv.ids, cv.flat)
-    cv2.multiply(_smooth(cv.cast, 64, 1.2), x, x, -air.cast / 255, cv2.CV_32F)
-    x += 1
-    cv2.multiply(gain, x, gain)
-    r = relief(cv)
-    r += air.grad * cv.sun[0] * _RAMP
-    r -= (air.grad * cv.sun[1] * _RAMP)[:, None]
-    r += 1
-    cv2.multiply(gain, r, gain, air.level)
-    glow = _smooth(cv.glow, 32, 2.5)
-    for k, o in enumerate((x, r, gain)): cv2.addWeighted(gain, air.warm[k], glow, _FIRE[k] / 255, 0, o, cv2.CV_32F)
-    if not air.fog: return cv2.multiply(cv.img, cv2.merge((x, r, gain)), dtype=cv2.CV_8U), dep
-    fog = cv2.multiply(cv2.multiply(dep, dep), dep, scale=air.fog)
-    keep = 1 - fog
-    for o in (x, r, gain): cv2.multiply(o, keep, o)
-    m = cv2.merge((x, r, gain))
-    cv2.multiply(cv.img, m, m, 1, cv2.CV_32F)
-    for k, o in enumerate((x, r, gain)): cv2.multiply(fog, air.haze[k], o)
-    return cv2.add(m, cv2.merge((x, r, gain)), dtype=cv2.CV_8U), dep
-
-_FIRE = (0.62, 0.48, 0.30) # lamps are warm

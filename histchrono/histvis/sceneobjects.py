@@ -11,7 +11,7 @@ import numpy as np
 from .scenekit import Canvas, Frame, NEAR, region, poly, line, disc, limb, box, wall, quads, spot, tint, shadow, lamp
 from .sceneprops import DARK, IRON, PAPER, RED, WHITE, blob, can, iron, pt, rod, sheet
 
-# %% ../../nbs/histvis/sceneobjects.ipynb #c7b08b80f
+# %% ../../nbs/histvis/sceneobjects.ipynb #cd7dba46e
 PLASTIC, BLUE, ORANGE, GREEN, CHROME, SCREEN = (214, 216, 218), (50, 110, 190), (236, 120, 40), (60, 160, 90), (186, 192, 198), (130, 196, 226)
 
 def _stand(cv, fr, h=.7):
@@ -23,11 +23,14 @@ def clothing(cv, fr, gen): # a dress form in a printed T-shirt and jeans
     i = region(cv, fr.z)
     shadow(cv, fr.x, fr.z, .25, .8)
     sheet(cv, fr, [(-.17, .95, 0), (-.19, .1, 0), (-.04, .1, 0), (0, .8, 0), (.04, .1, 0), (.19, .1, 0), (.17, .95, 0)], (64, 88, 136), i)
-    sheet(cv, fr, [(-.2, .9, 0), (.2, .9, 0), (.2, 1.3, 0), (.36, 1.2, 0), (.4, 1.32, 0), (.2, 1.5, 0), (-.2, 1.5, 0), (-.4, 1.32, 0), (-.36, 1.2, 0), (-.2, 1.3, 0)], (230, 70, 60), region(cv, fr.z - .02)); blob(cv, fr, 0, 1.2, 0, .1, .1, WHITE, 0)
+    sheet(cv, fr, [(-.2, .9, 0), (.2, .9, 0), (.2, 1.3, 0), (.36, 1.2, 0), (.4, 1.32, 0), (.2, 1.5, 0), (-.2, 1.5, 0), (-.4, 1.32, 0), (-.36, 1.2, 0),
+        (-.2, 1.3, 0)], (230, 70, 60), region(cv, fr.z - .02))
+    blob(cv, fr, 0, 1.2, 0, .1, .1, WHITE, 0)
 
 def bag(cv, fr, gen): # a handbag with a zip and chrome handles
     h, i = _stand(cv, fr)
-    sheet(cv, fr, [(-.22, h, 0), (.22, h, 0), (.18, h + .28, 0), (-.18, h + .28, 0)], (200, 60, 110), i); line(cv, [pt(cv, fr, -.17, h + .22), pt(cv, fr, .17, h + .22)], CHROME, 2)
+    sheet(cv, fr, [(-.22, h, 0), (.22, h, 0), (.18, h + .28, 0), (-.18, h + .28, 0)], (200, 60, 110), i)
+    line(cv, [pt(cv, fr, -.17, h + .22), pt(cv, fr, .17, h + .22)], CHROME, 2)
     line(cv, [pt(cv, fr, .12 * math.cos(t), h + .28 + .16 * math.sin(t)) for t in np.linspace(0, math.pi, 9)], (140, 40, 80), .03 * cv.cam.f / fr.z, i)
 
 def audio(cv, fr, gen): # headphones and a player
@@ -36,6 +39,7 @@ def audio(cv, fr, gen): # headphones and a player
     line(cv, [pt(cv, fr, .15 * math.cos(t), h + .12 + .2 * math.sin(t)) for t in np.linspace(0, math.pi, 11)], DARK, .045 * k, i)
     for s in (-1, 1): blob(cv, fr, s * .15, h + .1, 0, .06, .09, BLUE, i)
 
+# %% ../../nbs/histvis/sceneobjects.ipynb #c81a29926
 def phone(cv, fr, gen): # a smartphone, upright
     h, i = _stand(cv, fr)
     wall(cv, fr, -.1, .1, h, h + .38, DARK, i); wall(cv, fr, -.085, .085, h + .04, h + .35, SCREEN, 0)
@@ -48,16 +52,25 @@ def ironing(cv, fr, gen): # a steam iron with its cord
 
 def bottle(cv, fr, gen): # a plastic bottle with a screw cap
     h, i = _stand(cv, fr)
-    can(cv, fr, 0, 0, h, h + .24, .08, .08, (150, 206, 236), i); can(cv, fr, 0, 0, h + .24, h + .34, .08, .03, (150, 206, 236), i); can(cv, fr, 0, 0, h + .34, h + .39, .035, .035, RED, i); wall(cv, fr, -.08, .08, h + .08, h + .17, BLUE, 0, -.02)
+    can(cv, fr, 0, 0, h, h + .24, .08, .08, (150, 206, 236), i)
+    can(cv, fr, 0, 0, h + .24, h + .34, .08, .03, (150, 206, 236), i)
+    can(cv, fr, 0, 0, h + .34, h + .39, .035, .035, RED, i)
+    wall(cv, fr, -.08, .08, h + .08, h + .17, BLUE, 0, -.02)
 
 def container(cv, fr, gen): # lidded plastic boxes
     h, i = _stand(cv, fr)
-    for q, c in enumerate((GREEN, BLUE)): box(cv, fr, .36 - .06 * q, .28, h + .14 * q, h + .11 + .14 * q, (214, 230, 236)); box(cv, fr, .38 - .06 * q, .3, h + .11 + .14 * q, h + .14 + .14 * q, c)
+    for q, c in enumerate((GREEN, BLUE)):
+        box(cv, fr, .36 - .06 * q, .28, h + .14 * q, h + .11 + .14 * q, (214, 230, 236))
+        box(cv, fr, .38 - .06 * q, .3, h + .11 + .14 * q, h + .14 + .14 * q, c)
 
+# %% ../../nbs/histvis/sceneobjects.ipynb #c971ecaee
 def torch(cv, fr, gen): # an electric floor lamp
     i = region(cv, fr.z)
     shadow(cv, fr.x, fr.z, .2, .8)
-    rod(cv, fr, (0, 0, 0), (0, 1.6, 0), .04, CHROME, i); can(cv, fr, 0, 0, 0, .04, .2, .2, CHROME, i); can(cv, fr, 0, 0, 1.45, 1.75, .26, .16, (250, 240, 206), i); lamp(cv, *pt(cv, fr, 0, 1.5), 1.2 * cv.cam.f / fr.z, .7)
+    rod(cv, fr, (0, 0, 0), (0, 1.6, 0), .04, CHROME, i)
+    can(cv, fr, 0, 0, 0, .04, .2, .2, CHROME, i)
+    can(cv, fr, 0, 0, 1.45, 1.75, .26, .16, (250, 240, 206), i)
+    lamp(cv, *pt(cv, fr, 0, 1.5), 1.2 * cv.cam.f / fr.z, .7)
 
 def vendor(cv, fr, gen): # a folding table with a card terminal under a sun umbrella
     i = region(cv, fr.z)
@@ -72,6 +85,7 @@ def artkit(cv, fr, gen): # felt pens and paint tubes
     can(cv, fr, 0, 0, h, h + .14, .08, .08, PLASTIC, i)
     for q, c in enumerate((RED, BLUE, GREEN, ORANGE, (230, 210, 60))): rod(cv, fr, (-.05 + .025 * q, h + .12, 0), (-.12 + .06 * q, h + .36, 0), .035, c, i)
 
+# %% ../../nbs/histvis/sceneobjects.ipynb #c373615ae
 def speaker(cv, fr, gen): # a microphone on a stand and a loudspeaker
     shadow(cv, fr.x, fr.z, .25, .8)
     box(cv, fr, .4, .36, 0, .95, (50, 50, 56)); i = region(cv, fr.z - .2, .6)
@@ -80,13 +94,22 @@ def speaker(cv, fr, gen): # a microphone on a stand and a loudspeaker
 
 def pens(cv, fr, gen): # a ball pen, large
     h, i = _stand(cv, fr)
-    rod(cv, fr, (-.18, h + .02, 0), (.12, h + .34, 0), .05, BLUE, i); rod(cv, fr, (.12, h + .34, 0), (.16, h + .38, 0), .035, WHITE, i); rod(cv, fr, (.06, h + .3, -.01), (-.04, h + .2, -.01), .015, CHROME, 0)
+    rod(cv, fr, (-.18, h + .02, 0), (.12, h + .34, 0), .05, BLUE, i)
+    rod(cv, fr, (.12, h + .34, 0), (.16, h + .38, 0), .035, WHITE, i)
+    rod(cv, fr, (.06, h + .3, -.01), (-.04, h + .2, -.01), .015, CHROME, 0)
 
 def spots(cv, fr, gen): # a spot-lit white panel with an abstract picture
     i = region(cv, fr.z, .3)
-    wall(cv, fr, -.5, .5, .3, 1.8, WHITE, i); wall(cv, fr, -.34, .34, .7, 1.5, DARK, i); wall(cv, fr, -.3, .3, .74, 1.46, (236, 200, 60), 0); blob(cv, fr, .08, 1.1, 0, .16, .2, BLUE, 0); blob(cv, fr, -.12, 1., 0, .1, .1, RED, 0)
-    rod(cv, fr, (-.5, 2., 0), (.5, 2., 0), .04, CHROME, i); blob(cv, fr, 0, 1.95, 0, .08, .06, DARK, i); lamp(cv, *pt(cv, fr, 0, 1.5), .8 * cv.cam.f / fr.z, .5)
+    wall(cv, fr, -.5, .5, .3, 1.8, WHITE, i)
+    wall(cv, fr, -.34, .34, .7, 1.5, DARK, i)
+    wall(cv, fr, -.3, .3, .74, 1.46, (236, 200, 60), 0)
+    blob(cv, fr, .08, 1.1, 0, .16, .2, BLUE, 0)
+    blob(cv, fr, -.12, 1., 0, .1, .1, RED, 0)
+    rod(cv, fr, (-.5, 2., 0), (.5, 2., 0), .04, CHROME, i)
+    blob(cv, fr, 0, 1.95, 0, .08, .06, DARK, i)
+    lamp(cv, *pt(cv, fr, 0, 1.5), .8 * cv.cam.f / fr.z, .5)
 
+# %% ../../nbs/histvis/sceneobjects.ipynb #c7da8e397
 def wrapping(cv, fr, gen): # glossy gift wrap with a ribbon
     h, i = _stand(cv, fr, .4)
     box(cv, fr, .4, .34, h, h + .32, (220, 50, 140)); quads(cv, fr, [(-.04, .04, h, h + .32), (-.2, .2, h + .13, h + .19)], (250, 220, 80), 0, -.18)
@@ -106,21 +129,31 @@ def neon(cv, fr, gen): # a string of coloured electric lights on a pole
         blob(cv, fr, u, y, 0, .05, .06, (RED, (250, 230, 90), BLUE, GREEN)[q % 4], i)
     lamp(cv, *pt(cv, fr, 0, 1.9), 1.1 * cv.cam.f / fr.z, .7)
 
+# %% ../../nbs/histvis/sceneobjects.ipynb #c31f69ca2
 def postal(cv, fr, gen): # a modern mailbox
     i = region(cv, fr.z)
     shadow(cv, fr.x, fr.z, .2, .8)
-    rod(cv, fr, (0, 0, 0), (0, .8, 0), .06, CHROME, i); box(cv, fr, .4, .5, .8, 1.15, BLUE, .6); wall(cv, fr, -.14, .14, 1., 1.04, DARK, 0, -.26); rod(cv, fr, (.22, 1., 0), (.22, 1.3, 0), .03, RED, i)
+    rod(cv, fr, (0, 0, 0), (0, .8, 0), .06, CHROME, i)
+    box(cv, fr, .4, .5, .8, 1.15, BLUE, .6)
+    wall(cv, fr, -.14, .14, 1., 1.04, DARK, 0, -.26)
+    rod(cv, fr, (.22, 1., 0), (.22, 1.3, 0), .03, RED, i)
 
 def sports(cv, fr, gen): # trainers and a striped jersey
     h, i = _stand(cv, fr, .3)
-    for u in (-.12, .12): sheet(cv, fr, [(u - .1, h, 0), (u + .12, h, 0), (u + .1, h + .07, 0), (u, h + .1, 0), (u - .04, h + .18, 0), (u - .1, h + .17, 0)], WHITE, i); line(cv, [pt(cv, fr, u - .03, h + .05), pt(cv, fr, u + .04, h + .08)], RED, 2)
+    for u in (-.12, .12):
+        sheet(cv, fr, [(u - .1, h, 0), (u + .12, h, 0), (u + .1, h + .07, 0), (u, h + .1, 0), (u - .04, h + .18, 0), (u - .1, h + .17, 0)], WHITE, i)
+        line(cv, [pt(cv, fr, u - .03, h + .05), pt(cv, fr, u + .04, h + .08)], RED, 2)
     j = region(cv, fr.z)
-    sheet(cv, fr, [(-.18, .75, 0), (.18, .75, 0), (.2, 1.25, 0), (-.2, 1.25, 0)], GREEN, j); quads(cv, fr, [(-.18, .18, .85 + .16 * q, .91 + .16 * q) for q in range(3)], WHITE, 0)
+    sheet(cv, fr, [(-.18, .75, 0), (.18, .75, 0), (.2, 1.25, 0), (-.2, 1.25, 0)], GREEN, j)
+    quads(cv, fr, [(-.18, .18, .85 + .16 * q, .91 + .16 * q) for q in range(3)], WHITE, 0)
 
 def laptop(cv, fr, gen): # a laptop computer
     h, i = _stand(cv, fr)
-    sheet(cv, fr, [(-.26, h, -.16), (.26, h, -.16), (.24, h, .12), (-.24, h, .12)], CHROME, i); wall(cv, fr, -.25, .25, h, h + .34, DARK, i, .12); wall(cv, fr, -.22, .22, h + .03, h + .31, SCREEN, 0, .11)
+    sheet(cv, fr, [(-.26, h, -.16), (.26, h, -.16), (.24, h, .12), (-.24, h, .12)], CHROME, i)
+    wall(cv, fr, -.25, .25, h, h + .34, DARK, i, .12)
+    wall(cv, fr, -.22, .22, h + .03, h + .31, SCREEN, 0, .11)
 
+# %% ../../nbs/histvis/sceneobjects.ipynb #ce2c48aa1
 def pills(cv, fr, gen): # a blister pack and a pill bottle
     h, i = _stand(cv, fr)
     can(cv, fr, -.1, 0, h, h + .2, .07, .07, ORANGE, i); can(cv, fr, -.1, 0, h + .2, h + .25, .075, .075, WHITE, i)
@@ -141,17 +174,24 @@ def tablet(cv, fr, gen): # a tablet computer
 def mapping(cv, fr, gen): # a screen with a digital map
     h, i = _stand(cv, fr)
     wall(cv, fr, -.3, .3, h, h + .42, DARK, i); wall(cv, fr, -.27, .27, h + .03, h + .39, (200, 226, 190), 0)
-    line(cv, [pt(cv, fr, -.25, h + .1), pt(cv, fr, 0, h + .2), pt(cv, fr, .1, h + .36)], (240, 180, 60), 2); line(cv, [pt(cv, fr, -.1, h + .36), pt(cv, fr, .25, h + .1)], WHITE, 2); blob(cv, fr, .02, h + .24, 0, .04, .05, RED, 0)
+    line(cv, [pt(cv, fr, -.25, h + .1), pt(cv, fr, 0, h + .2), pt(cv, fr, .1, h + .36)], (240, 180, 60), 2)
+    line(cv, [pt(cv, fr, -.1, h + .36), pt(cv, fr, .25, h + .1)], WHITE, 2)
+    blob(cv, fr, .02, h + .24, 0, .04, .05, RED, 0)
 
+# %% ../../nbs/histvis/sceneobjects.ipynb #cdf198a9c
 def navigator(cv, fr, gen): # a satellite navigator
     h, i = _stand(cv, fr)
-    blob(cv, fr, 0, h + .18, 0, .2, .18, DARK, i); wall(cv, fr, -.13, .13, h + .08, h + .28, SCREEN, 0); sheet(cv, fr, [(-.05, h + .12, 0), (0, h + .26, 0), (.05, h + .12, 0), (0, h + .15, 0)], ORANGE, 0)
+    blob(cv, fr, 0, h + .18, 0, .2, .18, DARK, i)
+    wall(cv, fr, -.13, .13, h + .08, h + .28, SCREEN, 0)
+    sheet(cv, fr, [(-.05, h + .12, 0), (0, h + .26, 0), (.05, h + .12, 0), (0, h + .15, 0)], ORANGE, 0)
 
 def treadmill(cv, fr, gen): # a treadmill
     shadow(cv, fr.x, fr.z, .7, .8)
     box(cv, fr, 1.3, .5, .05, .18, IRON, .3, DARK)
     i = region(cv, fr.z)
-    rod(cv, fr, (.55, .15, 0), (.7, 1.25, 0), .07, CHROME, i); rod(cv, fr, (.7, 1.25, 0), (.35, 1.05, 0), .05, DARK, i); sheet(cv, fr, [(.55, 1.2, 0), (.85, 1.2, 0), (.85, 1.4, 0), (.6, 1.42, 0)], SCREEN, i)
+    rod(cv, fr, (.55, .15, 0), (.7, 1.25, 0), .07, CHROME, i)
+    rod(cv, fr, (.7, 1.25, 0), (.35, 1.05, 0), .05, DARK, i)
+    sheet(cv, fr, [(.55, 1.2, 0), (.85, 1.2, 0), (.85, 1.4, 0), (.6, 1.42, 0)], SCREEN, i)
 
 def fixture(cv, fr, gen): # a traffic light
     i = region(cv, fr.z)
@@ -159,17 +199,27 @@ def fixture(cv, fr, gen): # a traffic light
     rod(cv, fr, (0, 0, 0), (0, 2.2, 0), .08, CHROME, i); wall(cv, fr, -.17, .17, 1.5, 2.35, DARK, i)
     for y, c in ((2.2, (230, 50, 40)), (1.93, (240, 180, 50)), (1.66, (60, 190, 90))): blob(cv, fr, 0, y, 0, .1, .1, c, 0)
 
+# %% ../../nbs/histvis/sceneobjects.ipynb #c9ef3a714
 def toy(cv, fr, gen): # a plastic robot
     h, i = _stand(cv, fr, .3)
     box(cv, fr, .24, .18, h + .12, h + .4, BLUE); box(cv, fr, .18, .16, h + .42, h + .58, (250, 210, 60))
-    for s in (-1, 1): rod(cv, fr, (s * .07, h, 0), (s * .07, h + .14, 0), .06, RED, i); rod(cv, fr, (s * .15, h + .36, 0), (s * .22, h + .18, 0), .06, RED, i); blob(cv, fr, s * .04, h + .51, -.1, .025, .025, RED, 0)
+    for s in (-1, 1):
+        rod(cv, fr, (s * .07, h, 0), (s * .07, h + .14, 0), .06, RED, i)
+        rod(cv, fr, (s * .15, h + .36, 0), (s * .22, h + .18, 0), .06, RED, i)
+        blob(cv, fr, s * .04, h + .51, -.1, .025, .025, RED, 0)
 
 def hose(cv, fr, gen): # a garden hose with a sprinkler
     i, k = region(cv, fr.z), cv.cam.f / fr.z
-    for q in range(3): x, y = pt(cv, fr, 0, .06 + .05 * q); line(cv, [(x + .32 * k * math.cos(t), y + .1 * k * math.sin(t)) for t in np.linspace(0, 6.28, 15)], GREEN, .05 * k, i)
+    for q in range(3):
+        x, y = pt(cv, fr, 0, .06 + .05 * q)
+        line(cv, [(x + .32 * k * math.cos(t), y + .1 * k * math.sin(t)) for t in np.linspace(0, 6.28, 15)], GREEN, .05 * k, i)
     rod(cv, fr, (.32, .15, 0), (.5, .7, 0), .05, GREEN, i); rod(cv, fr, (.5, .7, 0), (.58, .78, 0), .07, ORANGE, i)
     for q in range(4): line(cv, [pt(cv, fr, .6, .8), pt(cv, fr, .8 + .12 * q, 1. - .12 * q)], (190, 220, 240), 1)
 
-OBJECTS = {'Clothing': clothing, 'Bag Designs': bag, 'Audio Devices': audio, 'Communication Devices': phone, 'Ironing Equipment': ironing, 'Bottle Design': bottle, 'Food Containers': container, 'Lighting Devices': torch, 'Vendor Setup': vendor, 'Art Supplies': artkit,
-    'Sound Equipment': speaker, 'Writing Instruments': pens, 'Gallery Setting': spots, 'Gift Wrapping Materials': wrapping, 'Rain Gear': rain, 'Ambient Lighting': neon, 'Postal Devices': postal, 'Athletic Clothing': sports, 'Writing Technology': laptop, 'Pharmaceutical Packaging': pills,
-    'Building Materials': building, 'Learning Devices': tablet, 'Maps or Interfaces': mapping, 'Navigating Devices': navigator, 'Navigation Devices': navigator, 'Running Environment': treadmill, 'Street Fixtures': fixture, 'Toy Design': toy, 'Watering Equipment': hose} # the tables spell the navigator both ways
+OBJECTS = {
+    'Clothing': clothing, 'Bag Designs': bag, 'Audio Devices': audio, 'Communication Devices': phone, 'Ironing Equipment': ironing,
+    'Bottle Design': bottle, 'Food Containers': container, 'Lighting Devices': torch, 'Vendor Setup': vendor, 'Art Supplies': artkit,
+    'Sound Equipment': speaker, 'Writing Instruments': pens, 'Gallery Setting': spots, 'Gift Wrapping Materials': wrapping, 'Rain Gear': rain,
+    'Ambient Lighting': neon, 'Postal Devices': postal, 'Athletic Clothing': sports, 'Writing Technology': laptop, 'Pharmaceutical Packaging': pills,
+    'Building Materials': building, 'Learning Devices': tablet, 'Maps or Interfaces': mapping, 'Navigating Devices': navigator,
+    'Navigation Devices': navigator, 'Running Environment': treadmill, 'Street Fixtures': fixture, 'Toy Design': toy, 'Watering Equipment': hose} # the tables spell the navigator both ways

@@ -12,7 +12,7 @@ import numpy as np
 from ..core.errors import InputError
 from .scenekit import Canvas, Cam, region, poly, line, disc, limb, tint, mix, spot, shadow
 
-# %% ../../nbs/histvis/scenepeople.ipynb #c1a3429db
+# %% ../../nbs/histvis/scenepeople.ipynb #c556ec9eb
 @dataclass(frozen=True)
 class Pose:
     "How a figure holds itself."
@@ -25,19 +25,36 @@ class Pose:
     roll: float = 0 # -90 lies on the back
     seat: bool = False # needs something to sit on
 
-_SIT, _KNEE, _FLOOR, _WALK = dict(fleg=(80, 4), nleg=(86, -4), seat=True), dict(fleg=(82, -6), nleg=(8, -84)), dict(fleg=(78, -80), nleg=(88, -84)), dict(fleg=(26, 10), nleg=(-20, -32))
+_SIT, _KNEE = dict(fleg=(80, 4), nleg=(86, -4), seat=True), dict(fleg=(82, -6), nleg=(8, -84))
+_FLOOR, _WALK = dict(fleg=(78, -80), nleg=(88, -84)), dict(fleg=(26, 10), nleg=(-20, -32))
 POSES = dict(
-    stand=Pose((10, 18), (-8, 6)), talk=Pose((28, 82), (-6, 10)), talk2=Pose((30, 100), (32, 62)), hold=Pose((28, 88), (20, 80), head=10), show=Pose((70, 100), (-14, 8)), point=Pose((88, 94), (-6, 12)),
-    akimbo=Pose((-38, 42), (-46, 46)), raise_=Pose((158, 170), (165, 176)), joy=Pose((150, 172), (-140, -165), (14, -4), (-16, -30)), toast=Pose((86, 140), (-8, 20)), reach=Pose((66, 96), (60, 84), lean=8), reachup=Pose((140, 158), (-10, 14)),
-    walk=Pose((-22, -6), (24, 46), **_WALK), run=Pose((-50, 36), (46, 120), (62, -8), (-26, -92), lean=14), carry=Pose((26, 34), (14, 26), **_WALK), carrylow=Pose((8, 12), (2, 8), **_WALK), shoulder=Pose((52, 168), (-14, 10), **_WALK),
-    bend=Pose((10, 24), (24, 40), (12, -6), (-8, -14), lean=62, head=10), stoop=Pose((20, 46), (30, 58), (14, -4), (-10, -16), lean=34, head=12), dig=Pose((24, 60), (46, 30), (24, -2), (-16, -22), lean=34, head=14), sweep=Pose((28, 74), (40, 50), (14, 0), (-12, -18), lean=18, head=12),
-    work=Pose((34, 84), (42, 78), lean=10, head=14), paint=Pose((74, 102), (20, 80)), hammer=Pose((40, 78), (120, 160), lean=10, head=10), pull=Pose((58, 70), (50, 62), (20, -8), (-24, -20), lean=-12),
-    sit=Pose((26, 74), (22, 66), **_SIT), sitwrite=Pose((40, 86), (34, 84), lean=14, head=18, **_SIT), sitread=Pose((30, 104), (28, 100), lean=4, head=18, **_SIT), sittalk=Pose((34, 110), (22, 60), **_SIT), sitthink=Pose((44, 160), (24, 70), lean=14, head=12, **_SIT), siteat=Pose((46, 120), (36, 84), lean=10, head=8, **_SIT), sitplay=Pose((52, 88), (48, 80), lean=2, **_SIT), sitsad=Pose((48, 150), (46, 146), lean=36, head=30, **_SIT),
-    kneel=Pose((36, 70), (44, 60), lean=22, head=14, **_KNEE), kneelpray=Pose((38, 128), (40, 132), (8, -86), (4, -90), lean=6, head=20), pray=Pose((34, 132), (36, 136), head=20), lotus=Pose((22, 58), (26, 66), **_FLOOR), sitfloor=Pose((34, 76), (30, 70), lean=8, head=6, **_FLOOR),
-    lie=Pose((4, 10), (10, 4), (4, 2), (0, -2), roll=-90), recline=Pose((14, 60), (10, 40), (38, 10), (24, -4), roll=-62), bathe=Pose((60, 100), (40, 70), (60, -20), (70, -40), lean=-16), swim=Pose((150, 165), (70, 60), (-8, -4), (8, -10), roll=72), float_=Pose((80, 110), (60, 80)),
-    dance=Pose((104, 138), (-70, -100), (24, -18), (-14, -26)), dance2=Pose((80, 70), (64, 120), (14, -8), (-10, -22)), embrace=Pose((60, 104), (52, 96), lean=8, head=10), crouchhug=Pose((60, 96), (54, 88), (82, -24), (30, -70), lean=12, head=8), wave=Pose((128, 166), (-8, 8)), clap=Pose((46, 108), (42, 104)),
-    violin=Pose((72, 128), (54, 92), head=12), flute=Pose((58, 122), (66, 116), head=6), lute=Pose((42, 96), (20, 88)), sing=Pose((30, 96), (34, 102), head=-8), exercise=Pose((95, 92), (-92, -88), (20, 4), (-20, -4)), lunge=Pose((120, 150), (130, 160), (70, -2), (-34, -50)), kick=Pose((-40, -20), (50, 70), (-6, -12), (58, 40), lean=-8), throw=Pose((70, 80), (-140, -120), (24, 6), (-24, -30)),
-    comb=Pose((96, 196), (-6, 10)), wash=Pose((50, 130), (46, 128), lean=30, head=16), hat=Pose((112, 200), (-8, 14)), drink=Pose((54, 142), (-6, 10)), phone=Pose((60, 164), (-6, 12)), look=Pose((30, 92), (26, 88), head=18), huddle=Pose((34, 128), (30, 120), lean=10, head=14), shade=Pose((104, 170), (-10, 10)), cower=Pose((44, 130), (-4, 20), lean=12, head=12), sword=Pose((84, 96), (-30, 10), (26, 8), (-24, -18)), sad=Pose((8, 12), (-2, 8), lean=10, head=32), lead=Pose((44, 58), (-16, 8), **_WALK))
+    stand=Pose((10, 18), (-8, 6)), talk=Pose((28, 82), (-6, 10)), talk2=Pose((30, 100), (32, 62)), hold=Pose((28, 88), (20, 80), head=10),
+    show=Pose((70, 100), (-14, 8)), point=Pose((88, 94), (-6, 12)), akimbo=Pose((-38, 42), (-46, 46)), raise_=Pose((158, 170), (165, 176)),
+    joy=Pose((150, 172), (-140, -165), (14, -4), (-16, -30)), toast=Pose((86, 140), (-8, 20)), reach=Pose((66, 96), (60, 84), lean=8),
+    reachup=Pose((140, 158), (-10, 14)), walk=Pose((-22, -6), (24, 46), **_WALK), run=Pose((-50, 36), (46, 120), (62, -8), (-26, -92), lean=14),
+    carry=Pose((26, 34), (14, 26), **_WALK), carrylow=Pose((8, 12), (2, 8), **_WALK), shoulder=Pose((52, 168), (-14, 10), **_WALK),
+    bend=Pose((10, 24), (24, 40), (12, -6), (-8, -14), lean=62, head=10), stoop=Pose((20, 46), (30, 58), (14, -4), (-10, -16), lean=34, head=12),
+    dig=Pose((24, 60), (46, 30), (24, -2), (-16, -22), lean=34, head=14), sweep=Pose((28, 74), (40, 50), (14, 0), (-12, -18), lean=18, head=12),
+    work=Pose((34, 84), (42, 78), lean=10, head=14), paint=Pose((74, 102), (20, 80)), hammer=Pose((40, 78), (120, 160), lean=10, head=10),
+    pull=Pose((58, 70), (50, 62), (20, -8), (-24, -20), lean=-12), sit=Pose((26, 74), (22, 66), **_SIT),
+    sitwrite=Pose((40, 86), (34, 84), lean=14, head=18, **_SIT), sitread=Pose((30, 104), (28, 100), lean=4, head=18, **_SIT),
+    sittalk=Pose((34, 110), (22, 60), **_SIT), sitthink=Pose((44, 160), (24, 70), lean=14, head=12, **_SIT),
+    siteat=Pose((46, 120), (36, 84), lean=10, head=8, **_SIT), sitplay=Pose((52, 88), (48, 80), lean=2, **_SIT),
+    sitsad=Pose((48, 150), (46, 146), lean=36, head=30, **_SIT), kneel=Pose((36, 70), (44, 60), lean=22, head=14, **_KNEE),
+    kneelpray=Pose((38, 128), (40, 132), (8, -86), (4, -90), lean=6, head=20), pray=Pose((34, 132), (36, 136), head=20),
+    lotus=Pose((22, 58), (26, 66), **_FLOOR), sitfloor=Pose((34, 76), (30, 70), lean=8, head=6, **_FLOOR),
+    lie=Pose((4, 10), (10, 4), (4, 2), (0, -2), roll=-90), recline=Pose((14, 60), (10, 40), (38, 10), (24, -4), roll=-62),
+    bathe=Pose((60, 100), (40, 70), (98, 70), (104, 66), lean=-10), swim=Pose((150, 165), (70, 60), (-8, -4), (8, -10), roll=72),
+    float_=Pose((80, 110), (60, 80)), dance=Pose((104, 138), (-70, -100), (24, -18), (-14, -26)),
+    dance2=Pose((80, 70), (64, 120), (14, -8), (-10, -22)), embrace=Pose((60, 104), (52, 96), lean=8, head=10),
+    crouchhug=Pose((60, 96), (54, 88), (82, -24), (30, -70), lean=12, head=8), wave=Pose((128, 166), (-8, 8)), clap=Pose((46, 108), (42, 104)),
+    violin=Pose((72, 128), (54, 92), head=12), flute=Pose((58, 122), (66, 116), head=6), lute=Pose((42, 96), (20, 88)),
+    sing=Pose((30, 96), (34, 102), head=-8), exercise=Pose((95, 92), (-92, -88), (20, 4), (-20, -4)),
+    lunge=Pose((120, 150), (130, 160), (70, -2), (-34, -50)), kick=Pose((-40, -20), (50, 70), (-6, -12), (58, 40), lean=-8),
+    throw=Pose((70, 80), (-140, -120), (24, 6), (-24, -30)), comb=Pose((96, 196), (-6, 10)), wash=Pose((50, 130), (46, 128), lean=30, head=16),
+    hat=Pose((112, 200), (-8, 14)), drink=Pose((54, 142), (-6, 10)), phone=Pose((60, 164), (-6, 12)), look=Pose((30, 92), (26, 88), head=18),
+    huddle=Pose((34, 128), (30, 120), lean=10, head=14), shade=Pose((104, 170), (-10, 10)), cower=Pose((44, 130), (-4, 20), lean=12, head=12),
+    sword=Pose((84, 96), (-30, 10), (26, 8), (-24, -18)), sad=Pose((8, 12), (-2, 8), lean=10, head=32), lead=Pose((44, 58), (-16, 8), **_WALK))
 
 # %% ../../nbs/histvis/scenepeople.ipynb #c20ecc38c
 def bones(
@@ -65,7 +82,7 @@ def bones(
 def _s(a): return math.sin(math.radians(a))
 def _c(a): return math.cos(math.radians(a))
 
-# %% ../../nbs/histvis/scenepeople.ipynb #ca4ae7e28
+# %% ../../nbs/histvis/scenepeople.ipynb #cdf1c7fd8
 @dataclass(frozen=True)
 class Dress:
     "What a figure wears."
@@ -78,7 +95,7 @@ class Dress:
     extra: str = '' # 'collar', 'apron', 'tie', 'sash', 'pack', 'scarf'
 
 ERAS = ('17th', '18th', '19th', '1910s', '1930s', '1950s', '1970s', '1990s', '21st') # '20th' is one of its decades, by lot
-_CUTS = { # age: [cut, hem, flare, chance], hats
+_CUTS = {  # age: [cut, hem, flare, chance], hats
     '17th': ([('skirt', .98, .15, 3), ('coat', .45, .08, 3), ('shirt', .5, .05, 1)], ('broad', 'cap', '', 'broad')),
     '18th': ([('skirt', .97, .21, 3), ('coat', .52, .11, 3), ('shirt', .5, .04, 1)], ('tricorn', 'cap', '', 'tricorn')),
     '19th': ([('skirt', .99, .24, 3), ('suit', .34, .03, 3), ('coat', .45, .06, 2)], ('top', 'bonnet', '', 'top')),
@@ -97,21 +114,143 @@ def dress(
 ) -> Dress: # clothes
     "Choose clothes of a period."
     cuts, hats = _CUTS[era]
-    p = np.array([c[3] for c in cuts], float)
-    cut = cuts[int(gen.choice(len(cuts), p=p / p.sum()))]
-    u = gen.random(9)
+    u = gen.random(10)
+    cut = [c for c in cuts for _ in range(c[3])][int(u[9] * sum(c[3] for c in cuts))]
     a, b = _col(cloth, u[0], u[1]), _col(cloth, u[2], u[3])
     if cut[0] == 'suit': b = tint(a, .9)
     if cut[0] == 'skirt' and u[4] < .6: b = tint(a, .95)
     if cut[0] == 'shirt' and era in ('1970s', '1990s', '21st') and u[4] < .6: b = (70, 84, 116) # jeans
     hair = 'wig' if era == '18th' and u[5] < .3 else ('short', 'long', 'bun')[int(u[5] * 2.999)]
     hc = (226, 220, 208) if hair == 'wig' else _HAIR[int(u[6] * 5.999)]
-    extra = {'17th': ('collar', 'apron'), '18th': ('collar', 'sash'), '19th': ('apron', 'scarf'), '1910s': ('tie', 'apron'), '1930s': ('tie', 'scarf'), '1950s': ('tie', 'apron'), '1970s': ('scarf', ''), '1990s': ('pack', ''), '21st': ('pack', 'scarf')}[era][int(u[7] * 1.999)]
-    return Dress(cut[0], cut[1] * (.94 + .08 * u[1]), cut[2] * (.85 + .3 * u[3]), hats[int(u[8] * 3.999)], hair, (a, b, tint(b if u[2] < .4 else _col(cloth, u[8], u[0]), .75), hc, (232, 226, 210) if u[4] < .7 else tint(a, 1.4)), extra if u[2] < .6 else '')
+    extra = {'17th': ('collar', 'apron'), '18th': ('collar', 'sash'), '19th': ('apron', 'scarf'), '1910s': ('tie', 'apron'), '1930s': ('tie', 'scarf'),
+        '1950s': ('tie', 'apron'), '1970s': ('scarf', ''), '1990s': ('pack', ''), '21st': ('pack', 'scarf')}[era][int(u[7] * 1.999)]
+    return Dress(cut[0], cut[1] * (.94 + .08 * u[1]), cut[2] * (.85 + .3 * u[3]), hats[int(u[8] * 3.999)], hair,
+        (a, b, tint(b if u[2] < .4 else _col(cloth, u[8], u[0]), .75), hc, (232, 226, 210) if u[4] < .7 else tint(a, 1.4)), extra if u[2] < .6 else '')
 
 def _col(cols, u, v): return tint(cols[int(u * len(cols) * .9999)], .86 + .28 * v)
 
-# %% ../../nbs/histvis/scenepeople.ipynb #c16e3047b
+# %% ../../nbs/histvis/scenepeople.ipynb #cf4053d29
+def _arm(cv, P, k, d, s, skin, i, dark):
+    c = tint(d.cols[0], dark)
+    r = s * (.036 if d.cut in ('coat', 'suit') else .031)
+    bare = d.cut in ('shirt', 'skirt') and d.wide * 1000 % 2 < 1
+    limb(cv, P[k+'sh'], P[k+'el'], r, r * .85, c, i)
+    limb(cv, P[k+'el'], P[k+'ha'], r * (.6 if bare else .85), r * (.5 if bare else .72), tint(skin, dark) if bare else c, i)
+    h, e = P[k+'ha'], P[k+'el']
+    dx, dy = (h[0] - e[0]) * .16, (h[1] - e[1]) * .16
+    limb(cv, h, (h[0] + dx, h[1] + dy), s * .021, s * .019, tint(skin, .92 * dark + .05), 0 if bare else i)
+
+# %% ../../nbs/histvis/scenepeople.ipynb #c4939a748
+def _legs(cv, P, d, s, face, i):
+    shoe = tint(d.cols[3], .7)
+    for k, dark in (('f', .78), ('n', .95)):
+        hp, kn, an = P[k+'hp'], P[k+'kn'], P[k+'an']
+        up = lo = tint(d.cols[1], dark)
+        if d.cut == 'coat' or (d.cut == 'shirt' and d.hem > .3): lo = tint((214, 206, 190), dark) # stockings
+        if d.cut == 'skirt': up = lo = tint((150, 124, 108), dark)
+        limb(cv, hp, kn, s * .056, s * .042, up, i)
+        end = s * (max(.024, d.wide * .8) if d.cut in ('shirt', 'suit') and lo == up else .024)
+        limb(cv, kn, an, s * .039, end, lo, i)
+        ux, uy = an[0] - kn[0], an[1] - kn[1]
+        L = math.hypot(ux, uy) or 1.0
+        ux, uy = ux / L, uy / L
+        fx, fy = (-uy * -face, ux * -face) if True else (0, 0) # the foot at a right angle to the shin, forward
+        heel = an[0] + ux * s * .016, an[1] + uy * s * .016
+        limb(cv, heel, (heel[0] + fx * s * .072, heel[1] + fy * s * .072), s * .022, s * .015, shoe, i)
+
+# %% ../../nbs/histvis/scenepeople.ipynb #ceedb1277
+def _hem(cv, P, d, s, at, wa, hi, i):
+    pts = [at(.3, wa), at(.3, -wa), at(-.05, hi * 1.05), at(-.05, -hi * 1.05)]
+    for k in 'fn':
+        hp, kn, an = P[k+'hp'], P[k+'kn'], P[k+'an']
+        t = d.hem
+        e = (hp[0] + (kn[0] - hp[0]) * 2 * t, hp[1] + (kn[1] - hp[1]) * 2 * t) if t < .5 else (kn[0] + (an[0] - kn[0]) * (2 * t - 1),
+            kn[1] + (an[1] - kn[1]) * (2 * t - 1))
+        ux, uy = e[0] - hp[0], e[1] - hp[1]
+        L = math.hypot(ux, uy) or 1.0
+        wx, wy = -uy / L * s * d.wide, ux / L * s * d.wide
+        pts += [(e[0] + wx, e[1] + wy), (e[0] - wx, e[1] - wy), (kn[0] + wx * .5, kn[1] + wy * .5),
+            (kn[0] - wx * .5, kn[1] - wy * .5)] if t >= .5 else [(e[0] + wx, e[1] + wy), (e[0] - wx, e[1] - wy)]
+    import cv2
+    h = cv2.convexHull(np.array(pts, np.float32))[:, 0]
+    poly(cv, h, d.cols[1] if d.cut == 'skirt' else d.cols[0], i)
+    if s > 50: # folds
+        m = at(.25, 0)
+        for p in h[np.argsort(-h[:, 1])[:3]]:
+            line(cv, [m, (.85 * p[0] + .15 * m[0], .85 * p[1] + .15 * m[1])], tint(d.cols[1] if d.cut == 'skirt' else d.cols[0], .8), s * .008)
+
+# %% ../../nbs/histvis/scenepeople.ipynb #c1dea2694
+def _trim(cv, d, s, at, wa, sh):
+    c = d.cols[4]
+    if d.cut in ('coat', 'suit'):
+        poly(cv, [at(1.0, .03), at(1.0, -.03), at(.55, 0)], c, 0) # shirt front
+        line(cv, [at(.55, 0), at(-.1, 0)], tint(d.cols[0], .7), s * .008)
+    if d.extra == 'collar': poly(cv, [at(1.03, .05), at(.88, sh * .9), at(.84, 0), at(.88, -sh * .9), at(1.03, -.05)], c, 0)
+    elif d.extra == 'tie': line(cv, [at(.98, 0), at(.5, 0)], tint(d.cols[2], 1.1), s * .018)
+    elif d.extra == 'scarf': poly(cv, [at(1.06, .04), at(.92, .06), at(.92, -.06), at(1.06, -.04)], tint(c, .85), 0)
+    elif d.extra == 'sash': poly(cv, [at(.28, wa), at(.28, -wa), at(.18, -wa * 1.05), at(.18, wa * 1.05)], tint(d.cols[2], 1.2), 0)
+    elif d.extra == 'apron': poly(cv, [at(.3, wa * .7), at(.3, -wa * .7), at(-.55, -wa * .95), at(-.55, wa * .95)], tint(c, .95), 0)
+    elif d.extra == 'pack': line(cv, [at(.95, sh * .6), at(.3, wa * .8)], tint(d.cols[2], .8), s * .02)
+
+# %% ../../nbs/histvis/scenepeople.ipynb #cc55bf988
+def _trunk(cv, P, d, s, turn, pose, low, up):
+    hip, nk = P['hip'], P['neck']
+    ax, ay = nk[0] - hip[0], nk[1] - hip[1]
+    L = math.hypot(ax, ay) or 1.0
+    ax, ay = ax / L, ay / L
+    bx, by = -ay * s, ax * s # across the trunk
+    def at(t, w): return hip[0] + (nk[0] - hip[0]) * t + bx * w, hip[1] + (nk[1] - hip[1]) * t + by * w
+    sh, wa, hi = .062 + .05 * turn, .052 + .024 * turn, .062 + .028 * turn
+    if d.cut == 'skirt': wa *= .88
+    if d.cut in ('skirt', 'coat') or (d.cut == 'suit' and d.hem > .2): _hem(cv, P, d, s, at, wa, hi, low if d.cut == 'skirt' else up)
+    t = [at(-.12, hi), at(.25, wa if d.cut == 'skirt' else (wa + hi) / 2), at(.82, sh), at(.97, sh * .72), at(1.05, .026), at(1.05, -.026),
+        at(.97, -sh * .72), at(.82, -sh), at(.25, -(wa if d.cut == 'skirt' else (wa + hi) / 2)), at(-.12, -hi)]
+    if d.cut == 'skirt': t = t[1:-1]
+    poly(cv, t, d.cols[0], up)
+    _trim(cv, d, s, at, wa, sh)
+
+# %% ../../nbs/histvis/scenepeople.ipynb #c0ffd7c27
+_HATS = {  # brim: half width, height; crown: half width below, above, height
+    'broad': (.15, .012, .062, .055, .09), 'top': (.092, .01, .06, .064, .15), 'bowler': (.085, .01, .062, .045, .075),
+    'fedora': (.1, .012, .062, .05, .078), 'wide': (.15, .016, .075, .06, .05), 'flat': (.075, .016, .07, .06, .028),
+    'cloche': (.072, .02, .068, .05, .062), 'cap': (.066, .012, .068, .048, .055), 'bonnet': (.078, .02, .072, .05, .06),
+    'tricorn': (.118, .02, .06, .05, .05), 'band': (.06, .012, .056, .056, .004), 'peak': (.06, .01, .06, .042, .042),
+    'beanie': (.06, .02, .06, .042, .058)}
+
+def _hat(cv, d, s, at, i):
+    w, h, a, b, t = _HATS[d.hat]
+    c = d.cols[4] if d.hat in ('cap', 'bonnet') else d.cols[2]
+    poly(cv, [at(-a, .03), at(-a * .97, .03 + t * .5), at(-b, .03 + t * .9), at(-b * .5, .03 + t), at(b * .5, .03 + t), at(b, .03 + t * .9),
+        at(a * .97, .03 + t * .5), at(a, .03)], c, i)
+    if d.hat == 'tricorn': poly(cv, [at(-w, .06), at(-w * .4, .09), at(0, .07), at(w * .4, .09), at(w, .06), at(w * .5, .028), at(-w * .5, .028)], c, i)
+    elif d.hat == 'peak': poly(cv, [at(.02, .034), at(.11, .026), at(.105, .016), at(.02, .02)], c, i)
+    else: poly(cv, [at(-w, .03), at(-w * .7, .03 + h), at(w * .7, .03 + h), at(w, .03), at(w * .7, .03 - h), at(-w * .7, .03 - h)], tint(c, .92), i)
+    if d.hat in ('broad', 'top', 'fedora', 'bowler', 'wide'): poly(cv, [at(-a, .04), at(-a * .98, .054), at(a * .98, .054), at(a, .04)], tint(c, .6), 0)
+
+# %% ../../nbs/histvis/scenepeople.ipynb #cfb7d89b8
+def _head(cv, P, d, s, face, turn, pose, skin, i, small):
+    hd, nk = P['head'], P['neck']
+    vx, vy = hd[0] - nk[0], hd[1] - nk[1]
+    L = math.hypot(vx, vy) or 1.0
+    vx, vy = vx / L * s, vy / L * s # up along the head
+    fx, fy = -vy * face, vx * face # forward
+    def at(f, u): return hd[0] + fx * f + vx * u, hd[1] + fy * f + vy * u
+    k = .9 - .9 * turn # how much of the side view
+    ang = math.atan2(vy, vx) + math.pi / 2
+    hc = d.cols[3]
+    j = region(cv, 1 / cv.inv[i][2] - .005) # hair
+    if d.hair == 'long': limb(cv, at(-.03 * k, .01), at(-.045 * k, -.10), s * .066, s * .06, hc, j)
+    if d.hair == 'wig': limb(cv, at(-.03 * k, .01), at(-.06 * k, -.07), s * .07, s * .04, hc, j)
+    limb(cv, nk, at(0, -.03), s * .03, s * .028, tint(skin, .85), i)
+    disc(cv, hd[0], hd[1], s * .052, s * .066, skin, i, ang)
+    disc(cv, *at(.022 * k, -.026), s * .038, s * .036, skin, i, ang) # chin
+    if k > .3: disc(cv, *at(.05, -.008), s * .012, s * .012, skin, i) # where the face points
+    cap = [at(-.062 * math.cos(a) - .012 * k, .004 + .068 * math.sin(a)) for a in np.linspace(-.35 - .5 * k, math.pi - .12 - .2 * k, 9)]
+    poly(cv, cap + [at(.012 - .03 * k, .03), at(-.02 - .02 * k, .0)], hc, j)
+    if d.hair == 'bun': disc(cv, *at(-.062 * max(k, .2), .045), s * .03, s * .028, hc, j)
+    if d.hat and not small or d.hat in ('top', 'broad', 'tricorn'): _hat(cv, d, s, at, region(cv, 1 / cv.inv[i][2] - .01))
+
+# %% ../../nbs/histvis/scenepeople.ipynb #c2d08e060
 SKIN = (192, 154, 128) # one stylised tone, in all pictures; it labels nobody
 
 def person(
@@ -141,111 +280,3 @@ def person(
     if held is not None: held(cv, P, face)
     _arm(cv, P, 'n', d, s, skin, ids[4], 1.0)
     return P
-
-def _arm(cv, P, k, d, s, skin, i, dark):
-    c = tint(d.cols[0], dark)
-    r = s * (.036 if d.cut in ('coat', 'suit') else .031)
-    bare = d.cut in ('shirt', 'skirt') and d.wide * 1000 % 2 < 1
-    limb(cv, P[k+'sh'], P[k+'el'], r, r * .85, c, i)
-    limb(cv, P[k+'el'], P[k+'ha'], r * (.6 if bare else .85), r * (.5 if bare else .72), tint(skin, dark) if bare else c, i)
-    h, e = P[k+'ha'], P[k+'el']
-    dx, dy = (h[0] - e[0]) * .16, (h[1] - e[1]) * .16
-    limb(cv, h, (h[0] + dx, h[1] + dy), s * .021, s * .019, tint(skin, .92 * dark + .05), 0 if bare else i)
-
-# %% ../../nbs/histvis/scenepeople.ipynb #c44aa0de9
-def _legs(cv, P, d, s, face, i):
-    shoe = tint(d.cols[3], .7)
-    for k, dark in (('f', .78), ('n', .95)):
-        hp, kn, an = P[k+'hp'], P[k+'kn'], P[k+'an']
-        up = lo = tint(d.cols[1], dark)
-        if d.cut == 'coat' or (d.cut == 'shirt' and d.hem > .3): lo = tint((214, 206, 190), dark) # stockings
-        if d.cut == 'skirt': up = lo = tint((150, 124, 108), dark)
-        limb(cv, hp, kn, s * .056, s * .042, up, i)
-        end = s * (max(.024, d.wide * .8) if d.cut in ('shirt', 'suit') and lo == up else .024)
-        limb(cv, kn, an, s * .039, end, lo, i)
-        ux, uy = an[0] - kn[0], an[1] - kn[1]
-        L = math.hypot(ux, uy) or 1.0
-        ux, uy = ux / L, uy / L
-        fx, fy = (-uy * -face, ux * -face) if True else (0, 0) # the foot at a right angle to the shin, forward
-        heel = an[0] + ux * s * .016, an[1] + uy * s * .016
-        limb(cv, heel, (heel[0] + fx * s * .072, heel[1] + fy * s * .072), s * .022, s * .015, shoe, i)
-
-def _trunk(cv, P, d, s, turn, pose, low, up):
-    hip, nk = P['hip'], P['neck']
-    ax, ay = nk[0] - hip[0], nk[1] - hip[1]
-    L = math.hypot(ax, ay) or 1.0
-    ax, ay = ax / L, ay / L
-    bx, by = -ay * s, ax * s # across the trunk
-    def at(t, w): return hip[0] + (nk[0] - hip[0]) * t + bx * w, hip[1] + (nk[1] - hip[1]) * t + by * w
-    sh, wa, hi = .062 + .05 * turn, .052 + .024 * turn, .062 + .028 * turn
-    if d.cut == 'skirt': wa *= .88
-    if d.cut in ('skirt', 'coat') or (d.cut == 'suit' and d.hem > .2): _hem(cv, P, d, s, at, wa, hi, low if d.cut == 'skirt' else up)
-    t = [at(-.12, hi), at(.25, wa if d.cut == 'skirt' else (wa + hi) / 2), at(.82, sh), at(.97, sh * .72), at(1.05, .026), at(1.05, -.026), at(.97, -sh * .72), at(.82, -sh), at(.25, -(wa if d.cut == 'skirt' else (wa + hi) / 2)), at(-.12, -hi)]
-    if d.cut == 'skirt': t = t[1:-1]
-    poly(cv, t, d.cols[0], up)
-    _trim(cv, d, s, at, wa, sh)
-
-def _hem(cv, P, d, s, at, wa, hi, i):
-    pts = [at(.3, wa), at(.3, -wa), at(-.05, hi * 1.05), at(-.05, -hi * 1.05)]
-    for k in 'fn':
-        hp, kn, an = P[k+'hp'], P[k+'kn'], P[k+'an']
-        t = d.hem
-        e = (hp[0] + (kn[0] - hp[0]) * 2 * t, hp[1] + (kn[1] - hp[1]) * 2 * t) if t < .5 else (kn[0] + (an[0] - kn[0]) * (2 * t - 1), kn[1] + (an[1] - kn[1]) * (2 * t - 1))
-        ux, uy = e[0] - hp[0], e[1] - hp[1]
-        L = math.hypot(ux, uy) or 1.0
-        wx, wy = -uy / L * s * d.wide, ux / L * s * d.wide
-        pts += [(e[0] + wx, e[1] + wy), (e[0] - wx, e[1] - wy), (kn[0] + wx * .5, kn[1] + wy * .5), (kn[0] - wx * .5, kn[1] - wy * .5)] if t >= .5 else [(e[0] + wx, e[1] + wy), (e[0] - wx, e[1] - wy)]
-    import cv2
-    h = cv2.convexHull(np.array(pts, np.float32))[:, 0]
-    poly(cv, h, d.cols[1] if d.cut == 'skirt' else d.cols[0], i)
-    if s > 50: # folds
-        m = at(.25, 0)
-        for p in h[np.argsort(-h[:, 1])[:3]]: line(cv, [m, (.85 * p[0] + .15 * m[0], .85 * p[1] + .15 * m[1])], tint(d.cols[1] if d.cut == 'skirt' else d.cols[0], .8), s * .008)
-
-def _trim(cv, d, s, at, wa, sh):
-    c = d.cols[4]
-    if d.cut in ('coat', 'suit'):
-        poly(cv, [at(1.0, .03), at(1.0, -.03), at(.55, 0)], c, 0) # shirt front
-        line(cv, [at(.55, 0), at(-.1, 0)], tint(d.cols[0], .7), s * .008)
-    if d.extra == 'collar': poly(cv, [at(1.03, .05), at(.88, sh * .9), at(.84, 0), at(.88, -sh * .9), at(1.03, -.05)], c, 0)
-    elif d.extra == 'tie': line(cv, [at(.98, 0), at(.5, 0)], tint(d.cols[2], 1.1), s * .018)
-    elif d.extra == 'scarf': poly(cv, [at(1.06, .04), at(.92, .06), at(.92, -.06), at(1.06, -.04)], tint(c, .85), 0)
-    elif d.extra == 'sash': poly(cv, [at(.28, wa), at(.28, -wa), at(.18, -wa * 1.05), at(.18, wa * 1.05)], tint(d.cols[2], 1.2), 0)
-    elif d.extra == 'apron': poly(cv, [at(.3, wa * .7), at(.3, -wa * .7), at(-.55, -wa * .95), at(-.55, wa * .95)], tint(c, .95), 0)
-    elif d.extra == 'pack': line(cv, [at(.95, sh * .6), at(.3, wa * .8)], tint(d.cols[2], .8), s * .02)
-
-# %% ../../nbs/histvis/scenepeople.ipynb #c4bce1ae3
-def _head(cv, P, d, s, face, turn, pose, skin, i, small):
-    hd, nk = P['head'], P['neck']
-    vx, vy = hd[0] - nk[0], hd[1] - nk[1]
-    L = math.hypot(vx, vy) or 1.0
-    vx, vy = vx / L * s, vy / L * s # up along the head
-    fx, fy = -vy * face, vx * face # forward
-    def at(f, u): return hd[0] + fx * f + vx * u, hd[1] + fy * f + vy * u
-    k = .9 - .9 * turn # how much of the side view
-    ang = math.atan2(vy, vx) + math.pi / 2
-    hc = d.cols[3]
-    j = region(cv, 1 / cv.inv[i][2] - .005) # hair
-    if d.hair == 'long': limb(cv, at(-.03 * k, .01), at(-.045 * k, -.10), s * .066, s * .06, hc, j)
-    if d.hair == 'wig': limb(cv, at(-.03 * k, .01), at(-.06 * k, -.07), s * .07, s * .04, hc, j)
-    limb(cv, nk, at(0, -.03), s * .03, s * .028, tint(skin, .85), i)
-    disc(cv, hd[0], hd[1], s * .052, s * .066, skin, i, ang)
-    disc(cv, *at(.022 * k, -.026), s * .038, s * .036, skin, i, ang) # chin
-    if k > .3: disc(cv, *at(.05, -.008), s * .012, s * .012, skin, i) # where the face points
-    cap = [at(-.062 * math.cos(a) - .012 * k, .004 + .068 * math.sin(a)) for a in np.linspace(-.35 - .5 * k, math.pi - .12 - .2 * k, 9)]
-    poly(cv, cap + [at(.012 - .03 * k, .03), at(-.02 - .02 * k, .0)], hc, j)
-    if d.hair == 'bun': disc(cv, *at(-.062 * max(k, .2), .045), s * .03, s * .028, hc, j)
-    if d.hat and not small or d.hat in ('top', 'broad', 'tricorn'): _hat(cv, d, s, at, region(cv, 1 / cv.inv[i][2] - .01))
-
-_HATS = { # brim: half width, height; crown: half width below, above, height
-    'broad': (.15, .012, .062, .055, .09), 'top': (.092, .01, .06, .064, .15), 'bowler': (.085, .01, .062, .045, .075), 'fedora': (.1, .012, .062, .05, .078), 'wide': (.15, .016, .075, .06, .05), 'flat': (.075, .016, .07, .06, .028),
-    'cloche': (.072, .02, .068, .05, .062), 'cap': (.066, .012, .068, .048, .055), 'bonnet': (.078, .02, .072, .05, .06), 'tricorn': (.118, .02, .06, .05, .05), 'band': (.06, .012, .056, .056, .004), 'peak': (.06, .01, .06, .042, .042), 'beanie': (.06, .02, .06, .042, .058)}
-
-def _hat(cv, d, s, at, i):
-    w, h, a, b, t = _HATS[d.hat]
-    c = d.cols[4] if d.hat in ('cap', 'bonnet') else d.cols[2]
-    poly(cv, [at(-a, .03), at(-a * .97, .03 + t * .5), at(-b, .03 + t * .9), at(-b * .5, .03 + t), at(b * .5, .03 + t), at(b, .03 + t * .9), at(a * .97, .03 + t * .5), at(a, .03)], c, i)
-    if d.hat == 'tricorn': poly(cv, [at(-w, .06), at(-w * .4, .09), at(0, .07), at(w * .4, .09), at(w, .06), at(w * .5, .028), at(-w * .5, .028)], c, i)
-    elif d.hat == 'peak': poly(cv, [at(.02, .034), at(.11, .026), at(.105, .016), at(.02, .02)], c, i)
-    else: poly(cv, [at(-w, .03), at(-w * .7, .03 + h), at(w * .7, .03 + h), at(w, .03), at(w * .7, .03 - h), at(-w * .7, .03 - h)], tint(c, .92), i)
-    if d.hat in ('broad', 'top', 'fedora', 'bowler', 'wide'): poly(cv, [at(-a, .04), at(-a * .98, .054), at(a * .98, .054), at(a, .04)], tint(c, .6), 0)

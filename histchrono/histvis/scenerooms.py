@@ -3,17 +3,18 @@
 # %% auto #0
 __all__ = []
 
-# %% ../../nbs/histvis/scenerooms.ipynb #c6038824d
+# %% ../../nbs/histvis/scenerooms.ipynb #c71653147
 import math
 
 import numpy as np
 
-from .scenekit import Air, Canvas, Frame, NEAR, SIZE, region, poly, poly3, line, disc, plane, wall, quads, strokes, spot, tint, mix, shadow, lamp
+from .scenekit import Canvas, Frame, NEAR, SIZE, region, poly, poly3, line, disc, plane, faces, wall, quads, strokes, tiles, spot, tint, mix, shadow, lamp
+from .scenelight import Air
 from .sceneprops import BRASS, CREAM, DARK, IRON, PAPER, RED, WHITE, age, armchair, blob, can, pt, rod, sheet, hearth, shelf, stove
 from .scenehome import bookcase, canvas, wardrobe, piano
 from .sceneworld import World, between, pick
 
-# %% ../../nbs/histvis/scenerooms.ipynb #c8e629688
+# %% ../../nbs/histvis/scenerooms.ipynb #c65a4fac5
 def window(cv, fr, u, era, gen, w, h):
     "A window of the period, and the light it lets in."
     a = age(era)
@@ -27,18 +28,23 @@ def window(cv, fr, u, era, gen, w, h):
     wall(cv, fr, u - b, u + b, y0, y0 + (y1 - y0) * (.15 + .25 * gen.random()), mix(sky, (110, 140, 110), .55), j, -.026)
     n, m = (5, 6) if a < 1 else (3, 4) if a < 3 else (2, 2) if a < 6 else (1, 1)
     t = .02 if a < 6 else .03
-    quads(cv, fr, [(u - b + 2 * b * k / n - t, u - b + 2 * b * k / n + t, y0, y1) for k in range(1, n)] + [(u - b, u + b, y0 + (y1 - y0) * k / m - t, y0 + (y1 - y0) * k / m + t) for k in range(1, m)], frame, i, -.03)
+    quads(cv, fr, [(u - b + 2 * b * k / n - t, u - b + 2 * b * k / n + t, y0, y1) for k in range(1, n)] + [(u - b, u + b, y0 + (y1 - y0) * k / m - t,
+        y0 + (y1 - y0) * k / m + t) for k in range(1, m)], frame, i, -.03)
     if a > 1 and gen.random() < .6: # curtains
         c = mix(w, (170, 80, 70), gen.random())
         k = region(cv, fr.at(u, 0)[1] - .05)
-        for s in (-1, 1): sheet(cv, fr, [(u + s * (b + .2), y1 + .12, -.06), (u + s * (b - .25), y1 + .12, -.06), (u + s * (b + .02), (y0 + y1) / 2, -.06), (u + s * (b - .05), y0 - .2, -.06), (u + s * (b + .22), y0 - .2, -.06)], c, k)
+        for s in (-1, 1):
+            sheet(cv, fr, [(u + s * (b + .2), y1 + .12, -.06), (u + s * (b - .25), y1 + .12, -.06), (u + s * (b + .02), (y0 + y1) / 2, -.06),
+                (u + s * (b - .05), y0 - .2, -.06), (u + s * (b + .22), y0 - .2, -.06)], c, k)
     lamp(cv, *pt(cv, fr, u, (y0 + y1) / 2), 1.5 * cv.cam.f / fr.z, .28)
 
+# %% ../../nbs/histvis/scenerooms.ipynb #c0c554119
 def door(cv, fr, u, era, gen, w, h):
     "A door."
     i = region(cv, fr.at(u, 0)[1], .6)
     wall(cv, fr, u - .52, u + .52, 0, 2.1, tint(w, .7), i, -.02); wall(cv, fr, u - .44, u + .44, 0, 2.02, w, i, -.03)
-    cells = [(u - .36, u + .36, .12, 1.92)] if age(era) > 5 else [(u - .36, u - .05, .15, .9), (u + .05, u + .36, .15, .9), (u - .36, u - .05, 1., 1.85), (u + .05, u + .36, 1., 1.85)]
+    cells = [(u - .36, u + .36, .12, 1.92)] if age(era) > 5 else [(u - .36, u - .05, .15, .9), (u + .05, u + .36, .15, .9), (u - .36, u - .05, 1., 1.85),
+        (u + .05, u + .36, 1., 1.85)]
     quads(cv, fr, cells, tint(w, .86), region(cv, fr.at(u, 0)[1], .6), -.035); blob(cv, fr, u + .38, 1., -.05, .035, .035, BRASS, 0)
 
 def picture(cv, fr, u, era, gen, w, h):
@@ -52,11 +58,15 @@ def gallery(cv, fr, u, era, gen, w, h):
     canvas(cv, fr, u - .5, u + .5, 1.05, 1.05 + .6 + .5 * gen.random(), gen, -.02, f)
     if age(era) < 3 and h > 3: canvas(cv, fr, u - .35, u + .35, 2.45, 2.9, gen, -.02, f)
 
+# %% ../../nbs/histvis/scenerooms.ipynb #c3a582a06
 def clock(cv, fr, u, era, gen, w, h):
     "A long-case clock, or a wall clock."
     if age(era) in (1, 2, 3):
         i = region(cv, fr.at(u, 0)[1] - .1)
-        wall(cv, fr, u - .22, u + .22, 0, 2.1, tint(w, .75), i, -.2); blob(cv, fr, u, 1.78, -.21, .15, .15, CREAM, region(cv, fr.z)); wall(cv, fr, u - .1, u + .1, .5, 1.4, tint(w, .5), i, -.21); blob(cv, fr, u, .75, -.22, .06, .06, BRASS, 0)
+        wall(cv, fr, u - .22, u + .22, 0, 2.1, tint(w, .75), i, -.2)
+        blob(cv, fr, u, 1.78, -.21, .15, .15, CREAM, region(cv, fr.z))
+        wall(cv, fr, u - .1, u + .1, .5, 1.4, tint(w, .5), i, -.21)
+        blob(cv, fr, u, .75, -.22, .06, .06, BRASS, 0)
     else: blob(cv, fr, u, 1.9, -.03, .2, .2, tint(w, .6), region(cv, fr.z)); blob(cv, fr, u, 1.9, -.04, .16, .16, WHITE, 0)
     p, y = pt(cv, fr, u, 1.78 if age(era) in (1, 2, 3) else 1.9, -.22), 0
     k = cv.cam.f / fr.z
@@ -69,6 +79,7 @@ def sconce(cv, fr, u, era, gen, w, h):
     poly(cv, [(x - .03 * k, y), (x + .03 * k, y), (x + .02 * k, y + .25 * k), (x - .02 * k, y + .25 * k)], BRASS, i)
     disc(cv, x, y - .05 * k, .045 * k, .08 * k, (255, 226, 150), i); lamp(cv, x, y, 1.1 * k, .7)
 
+# %% ../../nbs/histvis/scenerooms.ipynb #c3c8c847c
 def rack(cv, fr, u, era, gen, w, h):
     "Tools or pans on a board."
     i = region(cv, fr.at(u, 0)[1], .5)
@@ -84,40 +95,45 @@ def hanging(cv, fr, u, era, gen, w, h):
     if age(era) < 4:
         wall(cv, fr, u - .55, u + .55, .75, 2.25, c, i, -.02); wall(cv, fr, u - .47, u + .47, .85, 2.15, tint(c, 1.25), 0, -.02)
         for q in range(5): blob(cv, fr, u - .35 + .17 * q, 1.2 + .6 * gen.random(), -.02, .09, .12, tint(c, .8), 0)
-    else: wall(cv, fr, u - .3, u + .3, 1.2, 2., PAPER, i, -.02); wall(cv, fr, u - .26, u + .26, 1.3, 1.96, c, 0, -.02); blob(cv, fr, u, 1.6, -.02, .14, .2, tint(c, 1.5), 0)
+    else:
+        wall(cv, fr, u - .3, u + .3, 1.2, 2., PAPER, i, -.02)
+        wall(cv, fr, u - .26, u + .26, 1.3, 1.96, c, 0, -.02)
+        blob(cv, fr, u, 1.6, -.02, .14, .2, tint(c, 1.5), 0)
 
+# %% ../../nbs/histvis/scenerooms.ipynb #cddc9fc9b
 def tall(cv, fr, u, era, gen, w, h):
     "A tall arched window in coloured panes."
     i, j = region(cv, fr.at(u, 0)[1], .5), region(cv, fr.at(u, 0)[1], .1)
     b, y0, y1 = .42, 1.3, h * .62
     arch = [(math.cos(t), math.sin(t)) for t in np.linspace(0, math.pi, 9)]
-    for e, c, r in ((.1, (150, 144, 136), i), (0, (206, 220, 232), j)): sheet(cv, fr, [(u - b - e, y0 - e, -.02), (u + b + e, y0 - e, -.02)] + [(u + (b + e) * x, y1 + (b + e) * 1.3 * y, -.02) for x, y in arch], c, r)
+    for e, c, r in ((.1, (150, 144, 136), i), (0, (206, 220, 232), j)):
+        sheet(cv, fr, [(u - b - e, y0 - e, -.02), (u + b + e, y0 - e, -.02)] + [(u + (b + e) * x, y1 + (b + e) * 1.3 * y, -.02) for x, y in arch], c, r)
     cols = ((180, 70, 70), (80, 110, 180), (210, 180, 90), (90, 140, 100))
-    for q in range(4): quads(cv, fr, [(u - b + .05 + .3 * p, u - b + .23 + .3 * p, y0 + .1 + (y1 - y0) * k / 5, y0 + .02 + (y1 - y0) * (k + .8) / 5) for p in range(3) for k in range(5) if (p + k) % 4 == q], mix(cols[q], (220, 226, 230), .25), 0, -.025)
+    for q in range(4):
+        quads(cv, fr, [(u - b + .05 + .3 * p, u - b + .23 + .3 * p, y0 + .1 + (y1 - y0) * k / 5,
+            y0 + .02 + (y1 - y0) * (k + .8) / 5) for p in range(3) for k in range(5) if (p + k) % 4 == q], mix(cols[q], (220, 226, 230), .25), 0, -.025)
     lamp(cv, *pt(cv, fr, u, (y0 + y1) / 2), 1.8 * cv.cam.f / fr.z, .4)
 
 def column(cv, fr, u, era, gen, w, h):
     "A column before the wall."
     i, c = region(cv, fr.at(u, -.3)[1]), mix((196, 188, 174), w, .2)
     k = cv.cam.f / max(NEAR, fr.at(u, -.3)[1])
-    for r, y0, y1 in ((.3, 0, .25), (.22, .25, h - .4), (.32, h - .4, h)): sheet(cv, fr, [(u - r, y0, -.3), (u + r, y0, -.3), (u + r, y1, -.3), (u - r, y1, -.3)], c, i)
+    for r, y0, y1 in ((.3, 0, .25), (.22, .25, h - .4), (.32, h - .4, h)):
+        sheet(cv, fr, [(u - r, y0, -.3), (u + r, y0, -.3), (u + r, y1, -.3), (u - r, y1, -.3)], c, i)
 
-# %% ../../nbs/histvis/scenerooms.ipynb #c798ae729
+# %% ../../nbs/histvis/scenerooms.ipynb #cfb3f07e0
 def _stand(f, dv=-.45): return lambda cv, fr, u, era, gen, w, h: f(cv, fr.sub(u, dv), era, gen, w, 1 if gen.random() < .5 else -1)
 _bookcase, _hearth, _shelf, _wardrobe, _piano, _stove, _armchair = (_stand(f) for f in (bookcase, hearth, shelf, wardrobe, piano, stove, armchair))
-ROOMS = dict( # width each takes along the wall is 1.3 m
+ROOMS = dict(  # width each takes along the wall is 1.3 m
     parlour=(window, window, picture, picture, _hearth, clock, sconce, _bookcase, door, hanging, _armchair, _wardrobe),
     kitchen=(window, window, rack, rack, _shelf, _shelf, _stove, door, clock),
-    bedroom=(window, window, picture, _wardrobe, hanging, door, sconce, _hearth),
-    workshop=(window, window, rack, rack, _shelf, door, hanging),
-    classroom=(window, window, window, hanging, clock, door, _bookcase, picture),
-    library=(_bookcase, _bookcase, _bookcase, window, sconce, picture),
-    gallery=(gallery, gallery, gallery, gallery, door, window),
-    church=(tall, tall, tall, column, column, sconce),
-    hall=(window, window, column, sconce, picture, hanging, door),
-    shop=(_shelf, _shelf, _shelf, window, door, clock),
+    bedroom=(window, window, picture, _wardrobe, hanging, door, sconce, _hearth), workshop=(window, window, rack, rack, _shelf, door, hanging),
+    classroom=(window, window, window, hanging, clock, door, _bookcase, picture), library=(_bookcase, _bookcase, _bookcase, window, sconce, picture),
+    gallery=(gallery, gallery, gallery, gallery, door, window), church=(tall, tall, tall, column, column, sconce),
+    hall=(window, window, column, sconce, picture, hanging, door), shop=(_shelf, _shelf, _shelf, window, door, clock),
     office=(window, window, _bookcase, picture, clock, door, hanging))
 
+# %% ../../nbs/histvis/scenerooms.ipynb #c8a2e8dd8
 def room(
     cv: Canvas, # changed
     kind: str, # of ROOMS
@@ -151,6 +167,7 @@ def room(
     if (a > 2 or night) and not kind == 'church' and y > -20: _pendant(cv, fr, (u[4] - .5) * 2, h, era, gen)
     return Air(.74 if night else 1.0, (1.0, .95, .86) if night or u[5] < .4 else (.99, 1., 1.), (200, 190, 170), 0., .42 if night else .34, .5)
 
+# %% ../../nbs/histvis/scenerooms.ipynb #c67f9956b
 def _pendant(cv, fr, u, h, era, gen):
     i, a = region(cv, fr.z), age(era)
     p = pt(cv, fr, u, h, .4)
@@ -160,18 +177,20 @@ def _pendant(cv, fr, u, h, era, gen):
     if a < 3:
         for d in (-.3, -.1, .1, .3): disc(cv, q[0] + d * k, q[1] - .06 * k, .025 * k, .06 * k, (255, 226, 150), i)
         line(cv, [(q[0] - .32 * k, q[1]), (q[0] + .32 * k, q[1])], BRASS, .05 * k, i)
-    elif a < 6: poly(cv, [(q[0] - .06 * k, q[1] - .1 * k), (q[0] + .06 * k, q[1] - .1 * k), (q[0] + .25 * k, q[1] + .1 * k), (q[0] - .25 * k, q[1] + .1 * k)], (236, 226, 196), i)
+    elif a < 6:
+        poly(cv, [(q[0] - .06 * k, q[1] - .1 * k), (q[0] + .06 * k, q[1] - .1 * k), (q[0] + .25 * k, q[1] + .1 * k), (q[0] - .25 * k, q[1] + .1 * k)],
+            (236, 226, 196), i)
     else: disc(cv, q[0], q[1], .22 * k, .2 * k if a == 6 else .06 * k, (226, 140, 60) if a == 6 else (240, 240, 232), i)
     lamp(cv, q[0], q[1] + .1 * k, 1.6 * k, .6)
 
-# %% ../../nbs/histvis/scenerooms.ipynb #c267f4bc2
+# %% ../../nbs/histvis/scenerooms.ipynb #c2576d948
 def _shell(cv, kind, a, gen, fr, wl, wr, db, h, col, wood):
     near, sx = -fr.z - 1, cv.sun[0]
     floor = wood if kind != 'church' else (168, 160, 148)
     i, far = region(cv, fr.z, .1, 1), fr.z + db
     P = lambda u, y, v: (fr.at(u, v)[0], y, fr.at(u, v)[1])
     poly3(cv, [P(-wl, 0, near), P(-wl, 0, db), P(wr, 0, db), P(wr, 0, near)], floor, i); plane(cv, i, [(-1, 0, 3), (1, 0, 3), (0, 0, 9)])
-    _floor(cv, kind, a, gen, P, wl, wr, db, floor)
+    _floor(cv, kind, a, gen, fr, P, wl, wr, db, floor)
     i = region(cv, far, .1)
     ceil = mix(col, (236, 232, 222), .7) if a > 0 and kind != 'church' else tint(wood, .9)
     poly3(cv, [P(-wl, h, near), P(-wl, h, db), P(wr, h, db), P(wr, h, near)], tint(ceil, .84), i); plane(cv, i, [(-1, h, 3), (1, h, 3), (0, h, 9)])
@@ -185,26 +204,32 @@ def _shell(cv, kind, a, gen, fr, wl, wr, db, h, col, wood):
     i = region(cv, far, .2, .3)
     back = fr.sub(0, db)
     wall(cv, back, -wl, wr, 0, h, col, i); plane(cv, i, [P(-wl, 0, db), P(wr, 0, db), P(0, h, db)])
-    if a == 0 or kind == 'workshop': quads(cv, back, [(u - .09, u + .09, 0, h) for u in np.arange(-wl, wr + .1, (wl + wr) / 4)] + [(-wl, wr, h * .48, h * .48 + .14)], tint(wood, .7), region(cv, far, .4))
-    elif a == 1 or kind in ('library', 'gallery'): wall(cv, back, -wl, wr, 0, .85, mix(col, wood, .7), i); quads(cv, back, [(u, u + .62, .15, .72) for u in np.arange(-wl + .1, wr - .6, .75)], mix(col, wood, .55), region(cv, far, .5)); quads(cv, back, [(-wl, wr, .83, .89)], tint(mix(col, wood, .7), .7))
-    elif a == 2 and gen.random() < .75: quads(cv, back, [(u, u + .1, .9, h) for u in np.arange(-wl, wr, .24)], tint(col, 1.07)); quads(cv, back, [(-wl, wr, .86, .92)], tint(wood, .8))
+    if a == 0 or kind == 'workshop':
+        quads(cv, back, [(u - .09, u + .09, 0, h) for u in np.arange(-wl, wr + .1, (wl + wr) / 4)] + [(-wl, wr, h * .48, h * .48 + .14)], tint(wood, .7),
+            region(cv, far, .4))
+    elif a == 1 or kind in ('library', 'gallery'):
+        wall(cv, back, -wl, wr, 0, .85, mix(col, wood, .7), i)
+        quads(cv, back, [(u, u + .62, .15, .72) for u in np.arange(-wl + .1, wr - .6, .75)], mix(col, wood, .55), region(cv, far, .5))
+        quads(cv, back, [(-wl, wr, .83, .89)], tint(mix(col, wood, .7), .7))
+    elif a == 2 and gen.random() < .75:
+        quads(cv, back, [(u, u + .1, .9, h) for u in np.arange(-wl, wr, .24)], tint(col, 1.07)); quads(cv, back, [(-wl, wr, .86, .92)], tint(wood, .8))
     elif a == 6 and gen.random() < .7:
-        for u in np.arange(-wl + .2, wr, .55):
-            for y in np.arange(.4, h, .55): blob(cv, back, u, y, 0, .17, .17, mix(col, (206, 120, 50), .45), 0)
-    elif kind == 'kitchen': quads(cv, back, [(u, u + .19, .9 + .2 * r, 1.09 + .2 * r) for u in np.arange(-wl, wr, .2) for r in range(3)], mix(col, (226, 230, 230), .6))
+        x, y = np.meshgrid(np.arange(-wl + .2, wr, .55), np.arange(.4, h, .55))
+        e = np.array([(math.cos(t), math.sin(t)) for t in np.arange(0, 6.28, .45)]) * .17
+        u, y = x.reshape(-1, 1) + e[:, 0], y.reshape(-1, 1) + e[:, 1]
+        faces(cv, np.stack([back.x + u * math.cos(back.yaw), y, back.z - u * math.sin(back.yaw)], -1), mix(col, (206, 120, 50), .45))
+    elif kind == 'kitchen':
+        quads(cv, back, [(u, u + .19, .9 + .2 * r, 1.09 + .2 * r) for u in np.arange(-wl, wr, .2) for r in range(3)], mix(col, (226, 230, 230), .6))
     quads(cv, back, [(-wl, wr, 0, .12), (-wl, wr, h - .1, h)], tint(mix(col, wood, .4), .8))
 
-def _floor(cv, kind, a, gen, P, wl, wr, db, floor):
+# %% ../../nbs/histvis/scenerooms.ipynb #c38a23616
+def _floor(cv, kind, a, gen, fr, P, wl, wr, db, floor):
     t = gen.random()
     if kind == 'church' or (kind in ('kitchen', 'hall', 'shop') and t < .6) or t < .12: # tiles
         n = .5
         c = tint(floor, .72) if gen.random() < .6 else mix(floor, (90, 90, 96), .6)
         us, vs = np.arange(-wl, wr, n), np.arange(-2, db, n)
-        if len(us) * len(vs) < 140:
-            for q, u in enumerate(us):
-                for r, v in enumerate(vs):
-                    if (q + r) % 2 and P(u, 0, v)[2] > NEAR: poly3(cv, [P(u, 0, v), P(min(u + n, wr), 0, v), P(min(u + n, wr), 0, min(v + n, db)), P(u, 0, min(v + n, db))], c, 0)
-        else: strokes(cv, [(P(u, 0, -4), P(u, 0, db)) for u in us] + [(P(-wl, 0, v), P(wr, 0, v)) for v in vs], c, 1)
+        tiles(cv, fr, [(u, min(u + n, wr), v, min(v + n, db)) for q, u in enumerate(us) for r, v in enumerate(vs) if (q + r) % 2], c)
     elif a > 6 and t > .6: return # plain
     elif t < .7: strokes(cv, [(P(u, 0, -5), P(u, 0, db)) for u in np.arange(-wl, wr, .22 if a else .34)], tint(floor, .82), 1) # boards away
     else: strokes(cv, [(P(-wl, 0, v), P(wr, 0, v)) for v in np.arange(-2.5, db, .24)], tint(floor, .82), 1) # boards across

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-# %% ../../nbs/histvis/sceneworld.ipynb #cf3463341
+# %% ../../nbs/histvis/sceneworld.ipynb #cb04c9cb0
 @dataclass(frozen=True)
 class World:
     "Scene parameters of one world; ranges are (low, high)."
@@ -23,7 +23,6 @@ class World:
     greens: tuple # RGB of grass and leaves
     stones: tuple # RGB of facades and roads
     skies: tuple # pairs of RGB, top and horizon
-    skin: tuple # RGB, one tone
 
 WORLDS = dict(
     train=World(eye=(1.2, 1.62), focal=(205, 262), yaw=(2, 15), sun=(36, 62), room=(4.2, 5.8),
@@ -32,18 +31,16 @@ WORLDS = dict(
         cloth=((44, 66, 112), (132, 44, 48), (112, 86, 58), (206, 190, 152), (58, 96, 70), (62, 58, 64), (190, 130, 60)),
         greens=((108, 142, 66), (84, 118, 58), (150, 156, 80)),
         stones=((178, 162, 140), (158, 100, 78), (198, 184, 158), (136, 128, 120)),
-        skies=(((88, 140, 206), (206, 222, 232)), ((116, 150, 196), (240, 208, 160)), ((150, 172, 196), (220, 222, 216)), ((74, 104, 160), (236, 176, 120))),
-        skin=(192, 154, 128)),
+        skies=(((88, 140, 206), (206, 222, 232)), ((116, 150, 196), (240, 208, 160)), ((150, 172, 196), (220, 222, 216)), ((74, 104, 160), (236, 176, 120)))),
     shifted=World(eye=(1.74, 2.3), focal=(278, 350), yaw=(19, 33), sun=(8, 28), room=(6.2, 8.4),
         walls=((184, 200, 168), (206, 170, 168), (156, 158, 190), (118, 142, 146), (232, 200, 150), (170, 144, 176)),
         woods=((122, 110, 96), (158, 92, 60), (84, 62, 60)),
         cloth=((86, 60, 110), (34, 98, 104), (172, 72, 60), (150, 152, 160), (196, 166, 84), (92, 116, 146), (120, 62, 84)),
         greens=((88, 136, 96), (132, 128, 60), (62, 100, 84)),
         stones=((158, 166, 170), (192, 142, 112), (118, 108, 132), (206, 200, 192)),
-        skies=(((110, 126, 170), (232, 200, 204)), ((60, 132, 170), (188, 218, 210)), ((128, 136, 150), (196, 198, 206)), ((150, 110, 150), (250, 206, 170))),
-        skin=(176, 142, 122)))
+        skies=(((110, 126, 170), (232, 200, 204)), ((60, 132, 170), (188, 218, 210)), ((128, 136, 150), (196, 198, 206)), ((150, 110, 150), (250, 206, 170)))))
 
-# %% ../../nbs/histvis/sceneworld.ipynb #c939c4685
+# %% ../../nbs/histvis/sceneworld.ipynb #c47abf76d
 def pick(
     gen: np.random.Generator, # random numbers
     cols, # list of RGB
@@ -51,8 +48,8 @@ def pick(
 ) -> tuple: # RGB
     "One of the colours, jittered."
     c = cols[int(gen.integers(len(cols)))]
-    j = gen.uniform(-jitter, jitter, 3)
-    return c[0] + j[0], c[1] + j[1], c[2] + j[2]
+    a, b, d = ((2 * gen.random(3) - 1) * jitter).tolist()
+    return c[0] + a, c[1] + b, c[2] + d
 
 def between(
     gen: np.random.Generator, # random numbers

@@ -5,13 +5,16 @@
 # %% auto #0
 __all__ = ['BLENDED', 'WEIGHT', 'OTHERS', 'mix', 'picture', 'item', 'corpus', 'Simulator']
 
-# %% ../../nbs/histvis/simulate.ipynb #c4ed62c5c
+# %% ../../nbs/histvis/simulate.ipynb #ca1d3c1a4
 from functools import lru_cache
+from pathlib import Path
 
+import histchrono
 import numpy as np
 
 from ..core.errors import InputError
-from ..core.provenance import rng
+from ..core.paths import data_dir
+from ..core.provenance import rng, text_hash
 from .looks import VERSION as LOOKS, WORLDS, look
 from .names import STYLES
 from .prompts import periods
@@ -88,7 +91,14 @@ def corpus(
     todo = [(s, i) for s in sorted(counts) for i in range(counts[s])]
     for s, i in todo[shard::shards]: yield item(world, s, i, seed, purpose, blended)
 
-# %% ../../nbs/histvis/simulate.ipynb #cdb108e88
+# %% ../../nbs/histvis/simulate.ipynb #c0ea84f43
+@lru_cache(None)
+def _code() -> str: # a hash over the modules that draw, and the table of scenes: pictures of another version are drawn anew
+    here = Path(histchrono.__file__).parent/'histvis'
+    files = sorted(p for p in here.glob('*.py') if p.stem.startswith('scene') or p.stem in ('looks', 'render', 'simulate'))
+    return text_hash(*(p.read_text(encoding='utf-8') for p in (*files, data_dir('histvis', 'scenes.csv'))))
+
+# %% ../../nbs/histvis/simulate.ipynb #c6dfa7f75
 class Simulator:
     "Draws the manifest's rows as a model with the declared behaviour would."
     name, batch = 'simulator', 1
@@ -103,7 +113,7 @@ class Simulator:
         if given: raise InputError(f"the simulator has no setting {sorted(given)[0]!r}: it has seed and world")
         if self.world not in WORLDS: raise InputError(f"no world is called {self.world!r}: use {' or '.join(WORLDS)}")
         self.behaviour = declared() if behaviour is None else behaviour
-        self.settings = dict(simulated=True, seed=self.seed, world=self.world, size=SIZE, renderer=RENDERER, looks=LOOKS, blended=BLENDED, weight=list(WEIGHT))
+        self.settings = dict(simulated=True, seed=self.seed, world=self.world, size=SIZE, renderer=RENDERER, looks=LOOKS, code=_code(), behaviour=self.behaviour.key, blended=BLENDED, weight=list(WEIGHT))
 
     def draw(self,
         rows: list, # dicts of the manifest: arm, period, activity_id, seed, …
@@ -115,6 +125,6 @@ class Simulator:
     def _one(self, row: dict) -> Drawn:
         from histchrono.histvis.planted import truth_of
         truth = truth_of(row, self.behaviour, self.seed)
-        gen = rng(f'simulated picture {self.seed}', int(row['seed']))
+        gen = rng(f"simulated picture {self.seed} {row.get('prompt', '')}", int(row['seed'])) # another prompt, another picture
         img, facts = picture(truth['style'], int(row['activity_id']), row['period'], gen, self.world, tuple(truth['objects']), len(truth['people']))
         return Drawn(img, facts=dict(simulated=True, truth=truth | {k: facts[k] for k in ('other', 'weight', 'world')}))

@@ -7,14 +7,14 @@ __all__ = ['images_dir', 'probe_dir', 'labels_file', 'engine_of', 'plan_profile'
            'class_counts', 'labelled', 'heldout', 'train_profile', 'label_profile', 'profile_labels',
            'profile_evaluation', 'generate_stage', 'label_stage']
 
-# %% ../../nbs/histvis/study.ipynb #cb70677ed
+# %% ../../nbs/histvis/study.ipynb #c045cac38
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 import pandas as pd
 from ..core.errors import InputError, SettingsError
 from ..core.paths import root, run_dir
-from ..core.provenance import write_manifest
+from ..core.provenance import read_manifest, write_manifest
 from ..core.settings import Settings, load
 from .names import PROBE_CLASSES, STYLES, Arm, parse_arm
 
@@ -64,15 +64,16 @@ def _simulator(seed: int):
     from histchrono.histvis.simulate import Simulator
     return Simulator(dict(seed=seed))
 
-# %% ../../nbs/histvis/study.ipynb #ca07e2db5
+# %% ../../nbs/histvis/study.ipynb #cede1be50
 def plan_profile(
     profile: str = 'demo',
-) -> dict: # rows, kept, new, gone
+) -> dict: # rows, kept, new, gone; plan: a hash over all rows
     "Fix a row for each picture of a profile (§3)."
     from histchrono.histvis.imageplan import plan_images
     from histchrono.histvis.prompts import choose_activities, choose_periods
     s = load(profile)
-    return plan_images(images_dir(profile), list(s.arms), lambda arm: engine_of(s, arm, planning=True), choose_activities(s.activities), choose_periods(list(s.periods)), s.images_per_prompt, s.seed)
+    n = plan_images(images_dir(profile), list(s.arms), lambda arm: engine_of(s, arm, planning=True), choose_activities(s.activities), choose_periods(list(s.periods)), s.images_per_prompt, s.seed)
+    return n | dict(plan=read_manifest(images_dir(profile))['manifest'])
 
 def draw_profile(
     profile: str, arm: str,

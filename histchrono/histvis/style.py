@@ -96,7 +96,7 @@ def train_on(
     train = measure(items_train, encoder, cache, copies, seed, workers=workers)
     return train_measured(train, measure(items_val, encoder, cache, workers=workers), encoder, seed, **options)
 
-# %% ../../nbs/histvis/style.ipynb #c5d48dd6c
+# %% ../../nbs/histvis/style.ipynb #c6d16b407
 def network_file(
     folder, # of the probes
 ) -> Path:
@@ -121,7 +121,7 @@ def train_encoders(
     **options, # of `train_probe`
 ) -> tuple[list, pd.DataFrame]: # pairs (probe, encoder), and EVALUATION rows of the validation pictures
     "Train a probe for every encoder, and the small network where it is asked for."
-    from histchrono.histvis.smallnet import SIDE, small_features, train_small
+    from histchrono.histvis.smallnet import SIDE, train_small
     others = [open_encoder(n, preprocess=preprocess) for n in names if n != SMALL]
     small = SIDE if SMALL in names else 0
     train = measure(items_train, others, cache, copies, seed, small, workers)
@@ -129,7 +129,7 @@ def train_encoders(
     encoders = {e.name: e for e in others}
     if small:
         e = encoders[SMALL] = train_small(train.kept, class_of(train.styles), val.kept, class_of(val.styles), network_file(folder), seed)
-        for m in (train, val): m.x[SMALL] = small_features(e, m.kept, workers)
+        for m in (train, val): m.x[SMALL] = e.features(m.kept)
     out = []
     for e in (encoders[n] if n in encoders else next(e for e in others if e.name.lower() == n.lower()) for n in names):
         probe, rows = train_measured(train, val, e, seed, **options)
@@ -191,7 +191,7 @@ def classification_report(
         out.append(dict(encoder=enc, domain=dom, n=s['n'], accuracy=s['accuracy'], macro_f1=s['macro_f1'], **s['f1']))
     return pd.DataFrame(out, columns=['encoder', 'domain', 'n', 'accuracy', 'macro_f1', *PROBE_CLASSES])
 
-# %% ../../nbs/histvis/style.ipynb #cec9d0623
+# %% ../../nbs/histvis/style.ipynb #c7d21455e
 _s = pa.string()
 STYLELABELS = Schema('stylelabels', 1, pa.schema([('image_id', _s), ('arm', _s), ('period', _s), ('activity_id', pa.int16()), ('index', pa.int16()),
     ('probe_class', _s), ('style', _s), # '' where status is not ok
@@ -205,7 +205,9 @@ def _picture(folder: Path, row) -> np.ndarray: # checked against what was collec
     except FileNotFoundError: raise PictureError(row.path, 'missing', 'the file is gone: make it again') from None
     except OSError as e: raise PictureError(row.path, 'unreadable', f'cannot be read ({e.strerror})') from None
     if hashlib.sha256(data).hexdigest() != row.sha256: raise PictureError(row.path, 'edited', 'another file than was collected: collect again')
-    return decode(data, row.path, convert=True).rgb
+    rgb = decode(data, row.path, convert=True).rgb
+    if pixel_hash(rgb) != row.pixels: raise PictureError(row.path, 'pixels', 'its pixels are not those that were collected: collect again')
+    return rgb
 
 def _status(why: str) -> str: return why if why in ('missing', 'edited') else f'failed:{why}'
 

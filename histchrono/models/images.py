@@ -194,14 +194,13 @@ def _encoded(self: TextToImage, text: str, dtype: str) -> tuple:
     out = self._texts[dtype, text] = got[0].cpu(), got[2 if len(got) == 4 else 1].cpu(), cut
     return out
 
-# %% ../../nbs/models/images.ipynb #c82ea3106
+# %% ../../nbs/models/images.ipynb #ce32f11af
 @patch
 def _denoise(self: TextToImage, rows: list[dict], dtype: str) -> tuple:
     "Latents (n, channels, height, width) and the hashes of the noise they came from."
     import torch
     p, texts = self.plan, [self._texts_of(r) for r in rows]
-    both = [[self._encoded(t, dtype) for t in side] for side in zip(*texts)] # prompts, and what guidance contrasts them with
-    if len(both) == 1 and p.zeros and p.args['guidance_scale'] > 1 and not p.embedded: both.append([tuple(torch.zeros_like(x) for x in s[:2]) for s in both[0]])
+    both = [[self._encoded(t, dtype) for t in side] for side in zip(*texts)] # prompts, and what guidance contrasts them with: the pipeline itself puts zeros where SDXL has none
     pipe = self._pipe('denoiser', dtype)
     put = lambda x: x.to(device=pipe._execution_device, dtype=getattr(torch, dtype))
     words = {f'{sign}{name}': put(torch.cat([s[k] for s in side])) for sign, side in zip(('', 'negative_'), both) for k, name in enumerate(('prompt_embeds', 'pooled_prompt_embeds'))}
