@@ -14,7 +14,7 @@ from difflib import get_close_matches
 from .errors import SettingsError
 from .paths import root
 
-# %% ../../nbs/core/settings.ipynb #cab42e354
+# %% ../../nbs/core/settings.ipynb #c48ec3794
 @dataclass(frozen=True)
 class Settings:
     "One profile of `settings.ini`."
@@ -50,6 +50,7 @@ class Settings:
     style_encoder: str # the one whose labels enter the tables
     probe_train: int # labelled pictures a class
     probe_val: int
+    probe_copies: int # augmented copies of each training picture; 0 = none
     probe_heldout: int # labelled renders a style and domain, for the confusion matrix; simulated pictures only
     wikiart: str # folder of a WikiArt download, '' where the renders of the simulator take its place
     vsd_replicates: int # bootstrap replicates
@@ -116,7 +117,7 @@ def load(
         if k not in s: raise SettingsError(f"settings.ini [{profile}] lacks {k}")
     return _read(s, profile)
 
-# %% ../../nbs/core/settings.ipynb #cd898ec4f
+# %% ../../nbs/core/settings.ipynb #ce51e06f4
 def _read(s, profile: str) -> Settings:
     words = lambda k: tuple(s.get(k, '').split())
     try: years = tuple(int(y) for y in words('snapshots'))
@@ -127,7 +128,7 @@ def _read(s, profile: str) -> Settings:
     for f in words('families'): check_choice('family', f, FAMILIES)
     for e in words('settings'): check_choice('setting', e, EVAL_SETTINGS)
     numbers = {k: _int(s, k, low) for k, low in dict(seed=0, chains_per_family=0, eval_chains=1, paraphrases=0, self_chains=0, batch_size=1, max_new_tokens=1, candidates=1, bootstrap=100, threads=1,
-        activities=1, images_per_prompt=1, image_shards=1, probe_train=1, probe_val=1, probe_heldout=0, vsd_replicates=100).items()}
+        activities=1, images_per_prompt=1, image_shards=1, probe_train=1, probe_val=1, probe_copies=0, probe_heldout=0, vsd_replicates=100).items()}
     return Settings(profile=profile, models=words('models'), facts=s.get('facts', ''), dumps=words('dumps'), snapshots=years,
         anchors=_anchors(years, s['anchors'].split()), policy=check_choice('policy', s['policy'], POLICIES),
         families=words('families'), settings=words('settings'), dtype=check_choice('dtype', s['dtype'], DTYPES), candidates_by=check_choice('candidates_by', s['candidates_by'], WAYS), memory_limit=s['memory_limit'],

@@ -81,38 +81,51 @@ class Scene:
 def _one(gen, xs): return xs[int(gen.integers(len(xs)))]
 def _maybe(gen, xs): return [x.strip('?') for x in xs if not x.endswith('?') or gen.random() < .5]
 
-# %% ../../nbs/histvis/scene.ipynb #c6467b77c
-def _figure(cv, era, w, gen, fr, pose, face, turn, held=None, tall=1.7, y=0., wood=(120, 90, 60), water=False):
-    "One person with a seat where the pose needs one."
-    p = POSES[pose]
-    k = tall / 1.7
-    if p.seat: sp.stool(cv, fr, era, gen, wood, face, .40 * k + y)
-    if not water: shadow(cv, fr.x, fr.z, .22 * k if not p.roll else .7, .85, y, .5 * k)
-    d = dress(era, gen, w.cloth)
-    if not water: return person(cv, p, d, fr.x, fr.z, face, turn, y, tall, held=held)
-    row = int(spot(cv.cam, 0, 0, fr.z)[1]) # the water's surface hides what is below
-    row = min(max(row, 0), SIZE)
+# %% ../../nbs/histvis/scene.ipynb #c2d87ff92
+@dataclass
+class _Stage: # what all parts of a scene need
+    cv: Canvas
+    row: dict # of the table
+    era: str
+    w: World
+    gen: np.random.Generator
+    fr: Frame # where the main person stands
+    place: str
+    face: int # where the main person looks
+    wood: tuple # RGB
+    wet: bool = False # the main person is in the water
+    bedded: bool = False # somebody lies in a bed
+    table: bool = False # a table stands ahead
+    turn: float = .5 # how far the main person turns to us
+    items: list = None # (distance, function that draws)
+
+# %% ../../nbs/histvis/scene.ipynb #c6bcf363b
+def _figure(S, fr, pose, face, turn, held=None, tall=1.7, y=0., wet=False):
+    "One person, with a seat where the pose needs one."
+    cv, p, k = S.cv, POSES[pose], tall / 1.7
+    if p.seat: sp.stool(cv, fr, S.era, S.gen, S.wood, face, .40 * k + y)
+    d = dress(S.era, S.gen, S.w.cloth)
+    hand = (lambda c, P, s: HELD[held](c, P, s, S.era)) if held and not p.roll else None
+    if wet: return _swimmer(S, fr, pose, face, turn, d, tall)
+    shadow(cv, fr.x, fr.z, .22 * k if not p.roll else .7, .85, y, .5 * k)
+    if y > .3: sh.pillow(cv, fr, S.era, S.gen, S.wood, face)
+    person(cv, p, d, fr.x, fr.z, face, turn, y, tall, held=hand)
+    if y > .3 and pose == 'lie': sh.cover(cv, fr, S.era, S.gen, S.wood, face)
+
+def _swimmer(S, fr, pose, face, turn, d, tall):
+    "One person in the water, whose surface hides what is below."
+    cv, gen = S.cv, S.gen
+    row = min(max(int(spot(cv.cam, 0, 0, fr.z)[1]), 0), SIZE)
     under, ids = cv.img[row:].copy(), cv.ids[row:].copy()
-    P = person(cv, p, d, fr.x, fr.z, face, turn, -.8 if pose == 'float_' else -.2, tall, held=held)
+    P = person(cv, POSES[pose], d, fr.x, fr.z, face, turn, -.8 if pose == 'float_' else -.2, tall)
     cv.img[row:], cv.ids[row:] = under, ids
     x, s = P['hip'][0], P['s']
-    for q in range(4):
-        line(cv, [(x - (.9 - .2 * q + .3 * gen.random()) * s, row + .06 * q * s), (x + (.8 - .2 * q + .4 * gen.random()) * s, row + .06 * q * s)],
-            (206, 222, 230), 1)
-    return P
+    for q in range(3):
+        y = row + .07 * q * s
+        line(cv, [(x - (.9 - .2 * q + .3 * gen.random()) * s, y), (x + (.8 - .2 * q + .4 * gen.random()) * s, y)], (186, 204, 214), 1)
 
-# %% ../../nbs/histvis/scene.ipynb #cf17b9acc
-def _crew(gen, n, face, table):
-    "Where the others are: metres ahead and away of the main person, and how they look."
-    first = (1.5 if table else .95 + .2 * gen.random(), .12 * gen.random())
-    spots = [first, (-.95, .3), (1.75, .65), (-1.7, .75), (.45, 1.05), (-.5, 1.2), (2.4, 1.1), (-2.3, 1.3)]
-    rest = spots[1:]
-    out = [first] + [rest[int(k)] for k in gen.permutation(len(rest))]
-    while len(out) < n: out.append((5 * gen.random() - 2.5, 1 + 3 * gen.random()))
-    return [(a + .15 * (gen.random() - .5), v + .2 * (gen.random() - .5)) for a, v in out[:n]]
-
-# %% ../../nbs/histvis/scene.ipynb #cbd2b0632
-def _plan(r, gen, indoor, n):
+# %% ../../nbs/histvis/scene.ipynb #c5609190a
+def _plan(r, gen, indoor):
     "Choose pose, props and what is held."
     pose = _one(gen, r['pose'])
     props, held = _maybe(gen, r['props']), [h.strip('?') for h in r['held'] if not h.endswith('?') or gen.random() < .6]
@@ -124,78 +137,93 @@ def _plan(r, gen, indoor, n):
     no = (_OUT if indoor else _IN) - ({'rug'} if pose == 'lotus' else set())
     return pose, [p for p in props if p not in no], _one(gen, held) if held else None
 
-# %% ../../nbs/histvis/scene.ipynb #c4c3b370f
-def _compose(cv, r, era, w, gen, fr, place, n, objects, extra):
-    "Everything that stands in the place, far things first."
-    indoor, face = place in ROOMS, 1 if gen.random() < .5 - .8 * fr.x / fr.z else -1 # more often towards the middle
-    pose, props, held = _plan(r, gen, indoor, n)
-    wood, items, turn = pick(gen, w.woods), [], .15 + .8 * gen.random()
-    wet = pose in ('swim', 'bathe') and place in ('lake', 'river')
-    if wet or place == 'lake': props = [p for p in props if p == 'boat']
-    y, bedded, table = 0., False, False
+def _crew(gen, n, table):
+    "Where the others are: metres ahead and away of the main person."
+    first = (1.5 if table else .95 + .2 * gen.random(), .12 * gen.random())
+    rest = [(-.95, .3), (1.75, .65), (-1.7, .75), (.45, 1.05), (-.5, 1.2), (2.4, 1.1), (-2.3, 1.3)]
+    out = [first] + [rest[int(k)] for k in gen.permutation(len(rest))]
+    while len(out) < n: out.append((5 * gen.random() - 2.5, 1 + 3 * gen.random()))
+    return [(a + .15 * (gen.random() - .5), v + .2 * (gen.random() - .5)) for a, v in out[:n]]
+
+# %% ../../nbs/histvis/scene.ipynb #c91f56967
+def _things(S, props, pose):
+    "Place what stands about; remember beds and tables, and turn the main person to them."
+    gen, fr = S.gen, S.fr
     for name in props:
         f, spots = PROPS[name]
         a, v, t = _one(gen, spots)
-        lying = name == 'bed' and (pose in ('lie', 'recline') or 'lie' in r['others'])
-        if lying: a, v, bedded = (0, 0, True) if pose in ('lie', 'recline') else (.55, -.05, True)
+        lying = name == 'bed' and (pose in ('lie', 'recline') or 'lie' in S.row['others'])
+        if lying: a, v, S.bedded = (0, 0, True) if pose in ('lie', 'recline') else (.55, -.05, True)
         elif name == 'bath': a, v = 0, 0
-        elif name == 'boat' and place in ('river', 'lake'): a, v = 0, -.1
+        elif name == 'boat' and S.place in ('river', 'lake'): a, v = 0, -.1
         else: a, v = a + .2 * (gen.random() - .5), v + .2 * (gen.random() - .5)
-        if t is not None: turn = t
-        table = table or (spots is _T and a > .4)
-        q = fr.sub(a * face, v, .35 * (gen.random() - .5) if name not in ('rug', 'fence', 'bunting', 'bath') else 0.)
-        c = pick(gen, w.greens) if name in _GREEN else wood
-        items.append((q.z + (-.4 if name == 'bath' else 3. if name == 'rug' else .6 if lying else 0), lambda q=q, f=f, c=c, s=face: f(cv, q, era, gen, c, s)))
-    H = HELD.get(held)
-    if H is not None and not POSES[pose].roll: hand = lambda c, P, s: H(c, P, s, era)
-    else: hand = None
-    if bedded and pose in ('lie', 'recline'): y = .47
-    if pose == 'bathe' and not wet: y = .12
-    tall = 1.56 + .26 * gen.random()
-    if wet and pose == 'bathe': pose = 'float_'
-    def main():
-        if bedded and y: sh.pillow(cv, fr, era, gen, wood, face)
-        _figure(cv, era, w, gen, fr, pose, face, turn, hand, tall, y, wood, wet)
-        if bedded and pose == 'lie': sh.cover(cv, fr, era, gen, wood, face)
-    items.append((fr.z, main))
-    for k, (a, v) in enumerate(_crew(gen, n - 1, face, table)):
-        po = _one(gen, r['others'])
-        small = po.startswith('child:')
-        po = po.replace('child:', '')
-        if po == 'lie' and bedded: a, v = .55, 0.
-        q, s = fr.sub(a * face, v), face if a < 0 or (po == 'lie' and bedded) else -face
-        t, tl = .1 + .6 * gen.random(), (1.05 + .2 * gen.random()) if small else 1.56 + .26 * gen.random()
-        yy = .47 if po == 'lie' and bedded else 0.
-        if place == 'lake': q = fr.sub(a * face, .6 + v)
-        share = HELD.get(held) if held in ('glass', 'book', 'cup', 'sickle', 'spoon') and gen.random() < .6 else None
-        g2 = (lambda c, P, s, f=share: f(c, P, s, era)) if share is not None and not POSES[po].roll else None
-        def other(q=q, po=po, s=s, t=t, tl=tl, yy=yy, g2=g2):
-            if yy: sh.pillow(cv, q, era, gen, wood, s)
-            _figure(cv, era, w, gen, q, po, s, t, g2, tl, yy, wood, wet or (place == 'lake' and po == 'swim'))
-            if yy: sh.cover(cv, q, era, gen, wood, s)
-        items.append((q.z - .02, other))
-    for k, (u, v) in enumerate(extra): # passers-by
-        q, s = fr.sub(u, v), 1 if gen.random() < .5 else -1
-        items.append((q.z, lambda q=q, s=s: _figure(cv, era, w, gen, q, _one(gen, ('walk', 'stand', 'talk', 'walk')), s, gen.random(), None,
-            1.6 + .2 * gen.random(), 0., wood)))
-    for k, name in enumerate(objects):
-        q = fr.sub(face * (-.72 - .5 * (k // 2)) if k % 2 == 0 else face * (.7 + .5 * (k // 2)), -.3 - .1 * gen.random())
-        q = Frame(min(max(q.x, -.38 * SIZE / cv.cam.f * q.z), .38 * SIZE / cv.cam.f * q.z), q.z) # within the picture
-        items.append((q.z - .3, lambda q=q, f=OBJECTS[name]: f(cv, q, gen)))
-    if not objects: items += _near(cv, era, w, gen, fr, indoor, place, wood)
-    for _, f in sorted(items, key=lambda x: -x[0]): f()
+        if t is not None: S.turn = t
+        S.table = S.table or (spots is _T and a > .4)
+        q = fr.sub(a * S.face, v, .35 * (gen.random() - .5) if name not in ('rug', 'fence', 'bunting', 'bath') else 0.)
+        c = pick(gen, S.w.greens) if name in _GREEN else S.wood
+        z = q.z + (-.4 if name == 'bath' else 3. if name == 'rug' else .6 if lying else 0) # rugs lie under all, the tub's front is before the bather
+        S.items.append((z, lambda q=q, f=f, c=c: f(S.cv, q, S.era, gen, c, S.face)))
 
-# %% ../../nbs/histvis/scene.ipynb #c60580a77
-def _near(cv, era, w, gen, fr, indoor, place, wood):
+# %% ../../nbs/histvis/scene.ipynb #ceb984f65
+def _main(S, pose, held):
+    "Place the main person."
+    y = .47 if S.bedded and pose in ('lie', 'recline') else .12 if pose == 'bathe' and not S.wet else 0.
+    if S.wet and pose == 'bathe': pose = 'float_'
+    tall = 1.56 + .26 * S.gen.random()
+    S.items.append((S.fr.z, lambda: _figure(S, S.fr, pose, S.face, S.turn, held, tall, y, S.wet)))
+
+def _others(S, n, held):
+    "Place the others, most of them turned to the main person."
+    gen = S.gen
+    for a, v in _crew(gen, n, S.table):
+        po = _one(gen, S.row['others'])
+        tall = 1.05 + .2 * gen.random() if po.startswith('child:') else 1.56 + .26 * gen.random()
+        po = po.replace('child:', '')
+        ill = po == 'lie' and S.bedded
+        if ill: a, v = .55, 0.
+        q, s = S.fr.sub(a * S.face, v + .6 * (S.place == 'lake')), S.face if a < 0 or ill else -S.face
+        share = held if held in ('glass', 'book', 'cup', 'sickle', 'spoon') and gen.random() < .6 else None
+        swims = S.wet or (S.place == 'lake' and po == 'swim')
+        S.items.append((q.z - .02, lambda q=q, po=po, s=s, t=.1 + .6 * gen.random(), h=share, l=tall, y=.47 * ill, b=swims: _figure(S, q, po, s, t, h, l, y, b)))
+
+# %% ../../nbs/histvis/scene.ipynb #c26b60461
+def _passers(S, spots):
+    "Place people who pass by, at metres right and away."
+    for u, v in spots:
+        q, s = S.fr.sub(u, v), 1 if S.gen.random() < .5 else -1
+        S.items.append((q.z, lambda q=q, s=s: _figure(S, q, _one(S.gen, ('walk', 'stand', 'talk', 'walk')), s, S.gen.random(), None, 1.6 + .2 * S.gen.random())))
+
+def _odd(S, objects):
+    "Place objects out of their time left and right of the main person, within the picture."
+    for k, name in enumerate(objects):
+        side = S.face * (-.72 - .5 * (k // 2) if k % 2 == 0 else .7 + .5 * (k // 2))
+        q = S.fr.sub(side, -.3 - .1 * S.gen.random())
+        x = .38 * SIZE / S.cv.cam.f * q.z
+        S.items.append((q.z - .3, lambda q=Frame(min(max(q.x, -x), x), q.z), f=OBJECTS[name]: f(S.cv, q, S.gen)))
+
+def _near(S):
     "Now and then something near the camera, cut by the picture's edge."
-    if gen.random() > .4 or place in ('lake', 'overlook', 'bridge'): return []
-    z = fr.z * (.55 + .15 * gen.random())
-    if z < 1.1: return []
+    gen, z = S.gen, S.fr.z * (.55 + .15 * S.gen.random())
+    if gen.random() > .4 or S.place in ('lake', 'overlook', 'bridge') or z < 1.1: return
     s = 1 if gen.random() < .5 else -1
-    x = s * (.42 + .1 * gen.random()) * SIZE / cv.cam.f * z
-    f = _one(gen, (sp.chair, sp.stool, sh.basin, sp.teatable) if indoor else (sy.bush, st.barrel, sy.bush, sy.basket, sy.rocks))
-    c = pick(gen, w.greens) if f in (sy.bush, sy.rocks) else wood
-    return [(z, lambda: f(cv, Frame(x, z, gen.random()), era, gen, c, -s))]
+    x = s * (.42 + .1 * gen.random()) * SIZE / S.cv.cam.f * z
+    f = _one(gen, (sp.chair, sp.stool, sh.basin, sp.teatable) if S.place in ROOMS else (sy.bush, st.barrel, sy.bush, sy.basket, sy.rocks))
+    c = pick(gen, S.w.greens) if f in (sy.bush, sy.rocks) else S.wood
+    S.items.append((z, lambda: f(S.cv, Frame(x, z, gen.random()), S.era, gen, c, -s)))
+
+# %% ../../nbs/histvis/scene.ipynb #cf61aa140
+def _compose(S, n, objects, extra):
+    "Draw all that stands in the place, far things first."
+    pose, props, held = _plan(S.row, S.gen, S.place in ROOMS)
+    S.turn, S.items = .15 + .8 * S.gen.random(), []
+    S.wet = pose in ('swim', 'bathe') and S.place in ('lake', 'river')
+    _things(S, [p for p in props if p == 'boat'] if S.wet or S.place == 'lake' else props, pose)
+    _main(S, pose, held)
+    _others(S, n - 1, held)
+    _passers(S, extra)
+    _odd(S, objects)
+    if not objects: _near(S)
+    for _, draw in sorted(S.items, key=lambda x: -x[0]): draw()
 
 # %% ../../nbs/histvis/scene.ipynb #ca2b9d318
 def _check(activity_id, period, world, objects, people):
@@ -208,7 +236,7 @@ def _check(activity_id, period, world, objects, people):
         raise InputError(f"people={people!r} cannot be drawn: use 0 (as the activity wants) to 40")
     return plans()[activity_id], WORLDS[world]
 
-# %% ../../nbs/histvis/scene.ipynb #c199c64f3
+# %% ../../nbs/histvis/scene.ipynb #ca9f77197
 def scene(
     activity_id: int, # 1 to 100
     period: str, # of data/histvis/periods.csv
@@ -229,10 +257,12 @@ def scene(
     cv = Canvas(cam, (math.sin(a), math.cos(a)))
     z = f * 1.7 / (p * SIZE)
     fr = Frame((gen.random() - .5) * .5 * SIZE / f * z, z, math.radians(between(gen, w.yaw, True)))
-    air = room(cv, place, era, w, gen, fr) if place in ROOMS else outside(cv, place, era, w, gen, fr, place == 'river' and 'swim' in r['others'] + r['pose'])
+    afloat = place == 'river' and bool({'swim', 'bathe', 'boat'} & {*r['others'], *r['pose'], *r['props']})
+    air = room(cv, place, era, w, gen, fr) if place in ROOMS else outside(cv, place, era, w, gen, fr, afloat)
     extra = [] if people or place not in ('street', 'square', 'market', 'bridge', 'station') else [((gen.random() - .5) * 7,
         3 + 8 * gen.random()) for _ in range(int(gen.integers(4)))]
     if place == 'bridge': extra = [(u, .3 + .5 * gen.random()) for u, _ in extra[:1]]
-    _compose(cv, r, era, w, gen, fr, place, n, objects, extra)
+    face = 1 if gen.random() < .5 - .8 * fr.x / fr.z else -1 # more often towards the middle
+    _compose(_Stage(cv, r, era, w, gen, fr, place, face, pick(gen, w.woods)), n, objects, extra)
     img, dep = lit(cv, air)
     return Scene(img, dep, cv.ids, n + len(extra))

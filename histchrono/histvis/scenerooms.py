@@ -133,7 +133,7 @@ ROOMS = dict(  # width each takes along the wall is 1.3 m
     hall=(window, window, column, sconce, picture, hanging, door), shop=(_shelf, _shelf, _shelf, window, door, clock),
     office=(window, window, _bookcase, picture, clock, door, hanging))
 
-# %% ../../nbs/histvis/scenerooms.ipynb #c8a2e8dd8
+# %% ../../nbs/histvis/scenerooms.ipynb #cf37205f9
 def room(
     cv: Canvas, # changed
     kind: str, # of ROOMS
@@ -156,11 +156,11 @@ def room(
     back = fr.sub(0, db)
     n = max(2, int((W - .4) / 1.35))
     at = -wl + .2 + (W - .4) * (np.arange(n) + .5) / n
-    last = None
+    seen = set()
     for k in range(n):
         f = ROOMS[kind][int(gen.integers(len(ROOMS[kind])))]
-        if f is last and f not in (window, gallery, tall, _bookcase, _shelf): continue
-        last = f
+        if f in seen and f not in (window, gallery, tall, picture, column, _bookcase, _shelf): continue # one door, one fire
+        seen.add(f)
         f(cv, back, float(at[k]), era, gen, wood, h)
     night = u[3] < .25 and kind != 'classroom'
     x, y = pt(cv, fr, (u[4] - .5) * 2, h - .6, .4)

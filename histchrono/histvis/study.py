@@ -7,9 +7,9 @@ __all__ = ['images_dir', 'probe_dir', 'labels_file', 'engine_of', 'plan_profile'
            'class_counts', 'labelled', 'heldout', 'train_profile', 'label_profile', 'profile_labels',
            'profile_evaluation', 'generate_stage', 'label_stage']
 
-# %% ../../nbs/histvis/study.ipynb #c045cac38
+# %% ../../nbs/histvis/study.ipynb #cc48438b0
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 import pandas as pd
 from ..core.errors import InputError, SettingsError
@@ -108,15 +108,17 @@ def _renders(world: str, counts: dict, seed: int, purpose: str):
     from histchrono.histvis.simulate import corpus
     return lambda shard, shards: corpus(world, counts, seed, purpose, shard, shards)
 
-# %% ../../nbs/histvis/study.ipynb #cc5652a2d
+# %% ../../nbs/histvis/study.ipynb #ce6502c0f
 def labelled(
     s: Settings,
 ) -> tuple: # functions of (shard, shards) that give training and validation pictures as (name, style, picture)
     "The labelled pictures of a profile: renders, or WikiArt."
     if s.tti_engine == 'simulator' and not s.wikiart: return tuple(_renders('train', class_counts(n), s.seed, p) for n, p in ((s.probe_train, 'probe training'), (s.probe_val, 'probe validation')))
     if not s.wikiart: raise SettingsError(f"wikiart in settings.ini [{s.profile}] is empty: name the folder of a WikiArt download")
-    from histchrono.histvis.wikiart import wikiart_items
-    return tuple(wikiart_items(root()/s.wikiart, split) for split in ('train', 'validation'))
+    from histchrono.histvis.wikiart import build_wikiart, wikiart_items
+    folder, corpus = root()/Path(s.wikiart).expanduser(), probe_dir(s.profile)/'corpus.csv'
+    build_wikiart(folder, corpus, per_class=(s.probe_train, s.probe_val), seed=s.seed, workers=s.threads)
+    return tuple(partial(wikiart_items, folder, corpus, split) for split in ('train', 'validation'))
 
 def heldout(
     s: Settings,
@@ -126,7 +128,7 @@ def heldout(
     each = {style: s.probe_heldout for style in STYLES}
     return {domain: _renders(world, each, s.seed, 'confusion matrix') for domain, world in (('same', 'train'), ('shifted', 'shifted'))}
 
-# %% ../../nbs/histvis/study.ipynb #c85b1c84e
+# %% ../../nbs/histvis/study.ipynb #cc9f8bb63
 def train_profile(
     profile: str = 'demo',
     workers: int = None, # processes; None = the profile's threads
@@ -135,7 +137,8 @@ def train_profile(
     from histchrono.histvis.style import evaluate_probes, train_encoders, write_evaluation
     s, folder = load(profile), probe_dir(profile)
     workers = workers or s.threads
-    pairs, rows = train_encoders(*labelled(s), folder, s.encoders, seed=s.seed, workers=workers)
+    kept = run_dir(profile, 'features') if s.wikiart else None # renders are made anew faster than features of theirs are found
+    pairs, rows = train_encoders(*labelled(s), folder, s.encoders, seed=s.seed, copies=s.probe_copies, cache=kept, workers=workers)
     rows = pd.concat([rows, *(evaluate_probes(pairs, items, domain, workers=workers) for domain, items in heldout(s).items())], ignore_index=True)
     write_evaluation(rows, folder/'evaluation.parquet')
     write_manifest(folder, 'probe', settings=dict(encoders=list(s.encoders), seed=s.seed, train=s.probe_train, validation=s.probe_val, heldout=s.probe_heldout, simulated=s.tti_engine == 'simulator'),

@@ -8,7 +8,7 @@ __all__ = ['MONOCHROME_BELOW', 'EVALUATION', 'DOMAINS', 'STYLELABELS', 'style_of
            'write_evaluation', 'read_evaluation', 'confusion', 'classification_report', 'label_pictures', 'read_labels',
            'style_shares']
 
-# %% ../../nbs/histvis/style.ipynb #c4f110271
+# %% ../../nbs/histvis/style.ipynb #ceb03881b
 from pathlib import Path
 import hashlib
 
@@ -26,6 +26,7 @@ from .names import PROBE_CLASSES, STYLES
 from .pictures import PictureError, colourfulness, decode, pixel_hash
 from .probe import Probe, check_match, count_confusion, load_probe, save_probe, scores, train_probe
 from ..models.parallel import side_by_side
+from ..models.registry import get
 
 # %% ../../nbs/histvis/style.ipynb #cda481e6f
 MONOCHROME_BELOW = 10.0
@@ -96,7 +97,7 @@ def train_on(
     train = measure(items_train, encoder, cache, copies, seed, workers=workers)
     return train_measured(train, measure(items_val, encoder, cache, workers=workers), encoder, seed, **options)
 
-# %% ../../nbs/histvis/style.ipynb #c6d16b407
+# %% ../../nbs/histvis/style.ipynb #c3e4b8056
 def network_file(
     folder, # of the probes
 ) -> Path:
@@ -110,6 +111,10 @@ def probe_file(
     "Where an encoder's probe lies."
     return Path(folder)/f'{file_name(encoder)}.safetensors'
 
+def _proper(name: str) -> str: # as the registry writes it
+    try: return name if name in (TEXTURE, SMALL) or name.startswith('timm:') else get(name).name
+    except InputError: return name # `open_encoder` will say what there is
+
 def train_encoders(
     items_train, items_val, # labelled pictures, as in `train_on`
     folder, # where the probes go
@@ -122,20 +127,23 @@ def train_encoders(
 ) -> tuple[list, pd.DataFrame]: # pairs (probe, encoder), and EVALUATION rows of the validation pictures
     "Train a probe for every encoder, and the small network where it is asked for."
     from histchrono.histvis.smallnet import SIDE, train_small
-    others = [open_encoder(n, preprocess=preprocess) for n in names if n != SMALL]
-    small = SIDE if SMALL in names else 0
-    train = measure(items_train, others, cache, copies, seed, small, workers)
-    val = measure(items_val, others, cache, keep=small, workers=workers)
-    encoders = {e.name: e for e in others}
+    from histchrono.histvis.zeroshot import CLIP, compare_structures, open_zeroshot
+    names = [_proper(n) for n in names]
+    encoders = {n: open_encoder(n, preprocess=preprocess) for n in names if n not in (SMALL, CLIP)}
+    zs, small, fitted = open_zeroshot() if CLIP in names else None, SIDE if SMALL in names else 0, list(encoders.values())
+    val = measure(items_val, [*fitted, *([zs.encoder] if zs else [])], cache, keep=small, workers=workers)
+    train = measure(items_train, fitted, cache, copies, seed, small, workers) if fitted or small else None
     if small:
         e = encoders[SMALL] = train_small(train.kept, class_of(train.styles), val.kept, class_of(val.styles), network_file(folder), seed)
         for m in (train, val): m.x[SMALL] = e.features(m.kept)
     out = []
-    for e in (encoders[n] if n in encoders else next(e for e in others if e.name.lower() == n.lower()) for n in names):
-        probe, rows = train_measured(train, val, e, seed, **options)
-        save_probe(probe, probe_file(folder, e.name))
-        out.append((probe, e, rows))
-    return [(p, e) for p, e, _ in out], pd.concat([r for *_, r in out], ignore_index=True)
+    for n in names:
+        e = zs.encoder if n == CLIP else encoders[n]
+        if n == CLIP: probe = compare_structures(zs, val.x[n], class_of(val.styles))[0]
+        else: probe, _ = train_measured(train, val, e, seed, **options)
+        save_probe(probe, probe_file(folder, n))
+        out.append((probe, e))
+    return out, pd.concat([_evaluation(p, val, 'validation') for p, _ in out], ignore_index=True)
 
 # %% ../../nbs/histvis/style.ipynb #c1ceb208a
 def evaluate_probes(

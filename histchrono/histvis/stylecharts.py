@@ -201,7 +201,7 @@ def chosen_grid(
     rows = [(name, [(f'{period_label(r.period)}, {r.arm}', r.path, f'{r.style or "–"}\n(the paper: {r.reported})') for r in part.itertuples()]) for name, part in d.groupby('activity', sort=False)]
     return picture_grid(rows, folder, SIMULATED_LINE if simulated else REAL_LINE)
 
-# %% ../../nbs/histvis/stylecharts.ipynb #c73745498
+# %% ../../nbs/histvis/stylecharts.ipynb #c9f94ea8d
 _MARKS = {'paper': ('#d1731e', 's', 'the paper\'s'), 'corrected': ('#0b4f8a', 'o', 'corrected'), 'wrong': ('#7c8288', '^', 'corrected, wrong domain')}
 _GLYPHS = dict(s='■', o='●', **{'^': '▲'})
 
@@ -209,7 +209,7 @@ def _forest(ax, d: pd.DataFrame, kinds: list, times: list):
     step = .84 / (len(kinds) + .4)
     for r in d.itertuples():
         y = times.index(r.period)
-        ax.vlines(r.planted, y - .44, y + .44, color=INK, lw=1.6, zorder=3)
+        if not np.isnan(r.planted): ax.vlines(r.planted, y - .44, y + .44, color=INK, lw=1.6, zorder=3)
         for j, k in enumerate(kinds):
             hue, mark, _ = _MARKS[k]
             lo, hi, v, ok = (getattr(r, f'{k}_{x}') for x in ('lo', 'hi', 'value', 'covers'))
@@ -223,13 +223,13 @@ def _forest(ax, d: pd.DataFrame, kinds: list, times: list):
     ax.tick_params(which='both', length=0)
 
 def style_intervals(
-    cmp: pd.DataFrame, # from `styletables.against_planted`
+    cmp: pd.DataFrame, # from `styletables.against_planted`, or `measured_only` where nothing is planted
     note: str = '', # a line under the figure
 ): # a matplotlib figure
-    "Planted shares, and the intervals that should hold them, a panel an arm."
+    "Planted shares (where they are known), and the intervals that should hold them, a panel an arm."
     import matplotlib as mpl, matplotlib.pyplot as plt
     from matplotlib.lines import Line2D
-    kinds = [k for k in _MARKS if f'{k}_covers' in cmp]
+    kinds, known = [k for k in _MARKS if f'{k}_covers' in cmp], cmp.planted.notna().any()
     arms, times = in_order(cmp.arm, ARMS), in_order(cmp.period, periods().period)
     with mpl.rc_context(_LOOK):
         rows = -(-len(arms) // 2)
@@ -238,11 +238,12 @@ def style_intervals(
             d = cmp[cmp.arm == arm]
             _forest(ax, d, kinds, times)
             ax.set_title(arm)
-            ax.set_title('held: ' + '   '.join(f"{_GLYPHS[_MARKS[k][1]]} {d[f'{k}_covers'].sum()}" for k in kinds) + f'   of {len(d)}', loc='right', fontsize=7, fontweight='normal', color=GREY)
+            if known: ax.set_title('held: ' + '   '.join(f"{_GLYPHS[_MARKS[k][1]]} {d[f'{k}_covers'].sum()}" for k in kinds) + f'   of {len(d)}', loc='right', fontsize=7, fontweight='normal', color=GREY)
         for ax in list(axes.flat)[len(arms):]: ax.axis('off')
         for ax in axes[-1]: ax.set_xlabel('share of the dominant style')
         marks = [Line2D([], [], color=_MARKS[k][0], marker=_MARKS[k][1], ms=4, lw=1.4, label=_MARKS[k][2]) for k in kinds]
-        fig.legend(handles=[Line2D([], [], color=INK, marker='|', ms=9, mew=1.6, lw=0, label='planted share'), *marks, Line2D([], [], color=GREY, marker='o', mfc='white', ms=4, lw=1.2, label='hollow: misses it')], loc='outside upper left', ncols=5, columnspacing=1.1, fontsize=7.2)
+        if known: marks = [Line2D([], [], color=INK, marker='|', ms=9, mew=1.6, lw=0, label='planted share'), *marks, Line2D([], [], color=GREY, marker='o', mfc='white', ms=4, lw=1.2, label='hollow: misses it')]
+        fig.legend(handles=marks, loc='outside upper left', ncols=5, columnspacing=1.1, fontsize=7.2)
         if note: fig.supxlabel(fill(note, 132), x=.01, ha='left', fontsize=6.8, color=GREY)
     return fig
 

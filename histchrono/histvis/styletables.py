@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['PRINTED', 'MITIGATED', 'SIMULATED_DOMAINS', 'KIND_NAMES', 'INTERVAL_WORDS', 'style_printed', 'printed_cells',
            'between_tables', 'StyleRun', 'style_run', 'run_pictures', 'period_label', 'table_01', 'shown_01',
-           'table_intervals', 'shown_intervals', 'table_02', 'shown_02', 'against_planted', 'held', 'run_words',
-           'score_words', 'interval_words', 'change_words', 'finding_words']
+           'table_intervals', 'shown_intervals', 'table_02', 'shown_02', 'against_planted', 'measured_only', 'held',
+           'run_words', 'score_words', 'interval_words', 'change_words', 'finding_words']
 
 # %% ../../nbs/histvis/styletables.ipynb #ca05ebb4b
 from dataclasses import dataclass
@@ -249,7 +249,7 @@ def shown_02(
     wide = long.assign(text=text).pivot(index=['encoder', 'pictures'], columns='metric', values='text')
     return wide.loc[list(dict.fromkeys(zip(long.encoder, long.pictures))), list(heads)].rename(columns=heads).rename_axis(['Encoder', 'Judged on']).rename_axis(None, axis=1)
 
-# %% ../../nbs/histvis/styletables.ipynb #c6530e04c
+# %% ../../nbs/histvis/styletables.ipynb #c473d0933
 def against_planted(
     t: pd.DataFrame, # from `intervals`, through the matrix that belongs to the pictures
     planted: pd.DataFrame, # arm, period, style, share
@@ -267,6 +267,16 @@ def against_planted(
         d = out[['arm', 'period', 'style', 'planted']].merge(share(x, kind).drop(columns='n'), 'left')
         out = out.assign(**{f'{name}_{c}': d[c].to_numpy() for c in ('value', 'lo', 'hi')}, **{f'{name}_covers': ((d.lo <= d.planted + 1e-12) & (d.planted <= d.hi + 1e-12)).to_numpy()})
     return out
+
+def measured_only(
+    t: pd.DataFrame, # from `intervals`
+) -> pd.DataFrame: # as `against_planted` gives, with nothing planted
+    "The same for pictures whose true shares nobody knows: the share of the style that came first in the labels."
+    d = t[(t.what == 'share') & (t.role == 'dominant')]
+    wide = d.pivot(index=['arm', 'period', 'style', 'n'], columns='kind', values=['value', 'lo', 'hi'])
+    wide.columns = [f'{kind}_{c}' for c, kind in wide.columns]
+    out = d.drop_duplicates(['arm', 'period'])[['arm', 'period', 'style', 'n']].merge(wide.reset_index(), on=['arm', 'period', 'style', 'n'])
+    return out.assign(planted=np.nan, measured=out.noise_free_value, labelled=out['style'], **{f'{k}_covers': True for k in d.kind.unique()})
 
 KIND_NAMES = {'paper': "the paper's", 'noise_free': 'without noise', 'clustered': 'by activity', 'corrected': 'corrected', 'wrong': "corrected with the wrong domain's matrix"}
 

