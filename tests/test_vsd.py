@@ -7,6 +7,10 @@ from histchrono.histvis.names import STYLES
 from histchrono.histvis.vsd import KINDS, asterisks, contrasts, counts, intervals, top_two
 from histchrono.histvis.vsdcorrect import corrected_shares, matrix_fault, reassignment, with_monochrome
 from histchrono.histvis.vsdcover import redraw_coverage
+from histchrono.histvis.style import class_of
+from histchrono.histvis.stylecharts import confusion_map, examples, share_panels, style_intervals
+from histchrono.histvis.styletables import (StyleRun, against_planted, finding_words, held, interval_words, measured_only, printed_cells, run_words, score_words,
+    shown_01, shown_02, shown_intervals, table_01, table_02, table_intervals)
 
 IDENTITY = np.diag([10 ** 7] * 6)
 ERRS = np.array([[630, 30, 20, 20, 0, 0], [30, 650, 10, 10, 0, 0], [40, 10, 600, 50, 0, 0], [10, 0, 40, 640, 10, 0], [0, 0, 15, 25, 660, 0], [5, 15, 0, 10, 10, 660]])
@@ -178,3 +182,96 @@ def test_coverage_of_planted_shares():
     assert c.corrected > .91 and c.corrected_wrong < c.corrected - .03 and c.paper < .6 # 600 intervals: .95 ± .018 with 95 %
     again = redraw_coverage(pd.DataFrame(rows, columns=['arm', 'period', 'style', 'share']).sample(frac=1, random_state=0), 100, ERRS, redraws=2, replicates=50)
     pd.testing.assert_frame_equal(again, redraw_coverage(pd.DataFrame(rows, columns=['arm', 'period', 'style', 'share']), 100, ERRS, redraws=2, replicates=50))
+
+
+def a_run(cells, matrix=ERRS, simulated=True):
+    "A run with given counts a cell, whose probe errs as a matrix says."
+    t, p = np.nonzero(matrix)
+    ev = pd.DataFrame(dict(encoder='toy', true=np.repeat(np.array(STYLES)[t], matrix[t, p]), predicted=np.repeat(np.array(STYLES)[p], matrix[t, p])))
+    ev = pd.concat([ev.assign(domain=d) for d in ('validation', 'same', 'shifted')], ignore_index=True)
+    return StyleRun(labels(cells).assign(status='ok'), ev.assign(probe_class=class_of(ev.predicted)), 'toy', simulated, 42, 200)
+
+def printed_labels(n=100):
+    "Labels with the dominant shares of Table 1, the rest spread evenly."
+    out = {}
+    for r in printed_cells(1).itertuples():
+        rest = [(n - round(n * r.vsd) + i) // 5 for i in range(5)]
+        out[r.arm, r.period] = [round(n * r.vsd) if s == r.dominant else rest.pop() for s in STYLES]
+    return out
+
+def test_printed_numbers_stand_beside_ours():
+    run = a_run(printed_labels())
+    t, change = run.intervals(), contrasts(run.labels, replicates=200)
+    one_, p = table_01(t, change, 'simulated'), pd.read_csv('data/reported/synthetic_history/table_01.csv')
+    mine = one_[one_.metric == 'vsd'].set_index(['model', 'period'])
+    for r in p.itertuples():
+        assert mine.reported[r.model, r.period] == r.vsd and mine.value[r.model, r.period] == pytest.approx(r.vsd)
+    moved = one_[one_.metric == 'style_changed'].set_index('period')
+    assert len(moved) == 10 and (moved.value == moved.reported).all()
+    for number in (3, 4):
+        long, p = table_intervals(t, number, 'simulated'), pd.read_csv(f'data/reported/synthetic_history/table_{number:02d}.csv')
+        for metric, col in dict(vsd='vsd', vsd_lo='lo', vsd_hi='hi', second_prop='second_prop', second_lo='second_lo', second_hi='second_hi').items():
+            said = long[(long.metric == metric) & long.reported.notna()].set_index(['model', 'period']).reported
+            assert len(said) == len(p) and all(said[r.model, r.period] == getattr(r, col) for r in p.itertuples())
+    assert set(one_.status) == {'simulated'} and 'simulated' in run_words(run, t)
+    assert all('10 of 10 periods' in line and '+0.00' in line for line in score_words(one_, t)) and interval_words(t, 3)
+
+def test_table_2_has_every_encoder_that_was_run():
+    run = a_run({('SD3', '17th'): [1] * 6})
+    ev = pd.concat([run.evaluation, run.evaluation[run.evaluation.domain == 'shifted'].assign(encoder='other')])
+    long = table_02(ev, True, replicates=200)
+    assert long[long.value.notna()].drop_duplicates(['encoder', 'pictures']).encoder.value_counts().to_dict() == {'toy': 3, 'other': 1}
+    assert len(shown_02(long)) == 4 + 7 and long[long.status == 'not_run'].reported.notna().all()
+    acc = long[(long.encoder == 'other') & (long.metric == 'accuracy')]
+    five = ERRS[:5].copy(); five[4] += ERRS[5, [0, 1, 2, 3, 5, 4]]; five[:, 4] += five[:, 5]
+    assert acc.value.item() == pytest.approx(np.trace(five[:, :5]) / ERRS.sum())
+
+def test_own_arms_and_periods():
+    "Names that the paper does not know have no reported value, and nothing breaks."
+    run = a_run({('mine', 'Bronze Age'): [1, 2, 3, 4, 5, 6], ('SDXL', '17th'): [0, 20, 0, 0, 0, 0]}, simulated=False)
+    t = run.intervals()
+    long = table_01(t, None, run.status)
+    own = long[long.model == 'mine']
+    assert own.reported.isna().all() and set(own.period) == {'Bronze Age'} and set(own.status) == {'real'}
+    assert shown_01(t).shape[0] == 2 and len(shown_intervals(t, 3)) == 2 and len(measured_only(t)) == 2
+    with pytest.raises(InputError, match='Table 4'): table_intervals(t, 4)
+    share_panels(run.labels), style_intervals(measured_only(t))
+
+def test_against_planted_by_hand():
+    run = a_run({('SD3', '17th'): [3, 4, 5, 88, 0, 0], ('FLUX.1', '1950s'): [1, 0, 3, 2, 45, 49]})
+    planted = pd.DataFrame([(a, p, s, x) for a, p, row in (('SD3', '17th', [0, 0, 0, .95, .05, 0]), ('FLUX.1', '1950s', [0, 0, 0, 0, .8, .2]), ('SDXL', '17th', [1, 0, 0, 0, 0, 0])) for s, x in zip(STYLES, row)], columns=['arm', 'period', 'style', 'share'])
+    c = against_planted(run.intervals(), planted, run.intervals('same')).set_index('arm')
+    assert c.loc['SD3', ['style', 'planted', 'measured', 'labelled']].tolist() == ['painting', .95, .88, 'painting'] and c.corrected_covers['SD3'] and not c.paper_covers['SD3']
+    assert c.loc['FLUX.1', ['style', 'planted', 'measured', 'labelled']].tolist() == ['photography', .8, .45, 'monochrome'] and not c.corrected_covers['FLUX.1']
+    h = held(c.reset_index()).set_index('interval')
+    assert h.held['corrected'] == 1 and (h.cells == 2).all() and h.held["corrected with the wrong domain's matrix"] == 1
+    words = finding_words(c.reset_index(), redraw_coverage(planted, 100, ERRS, redraws=2, replicates=50, wrong=ERRS))
+    assert any('FLUX.1, 1950s: photography, planted 0.80' in w for w in words)
+
+def test_figures_are_the_same_bytes_each_time(tmp_path):
+    from histchrono.core.artifact import save_figure
+    from histchrono.histvis.pictures import write_picture
+    run, gen = a_run(printed_labels(20)), np.random.default_rng(0)
+    pics = []
+    for i, (a, p) in enumerate((a, p) for a in ('SDXL', 'SDXL Mitigated') for p in ('17th', '1950s')):
+        write_picture(tmp_path/f'{i}.png', gen.integers(0, 255, (256, 256, 3), np.uint8))
+        pics.append(dict(image_id=str(i), arm=a, period=p, activity_id=3, index=0, path=f'{i}.png', status='ok', style='painting'))
+    pics = pd.DataFrame(pics)
+    make = {'shares': lambda: share_panels(run.labels), 'map': lambda: confusion_map({'a': ERRS}), 'examples': lambda: examples(pics.drop(columns='style'), pics, 3, tmp_path, True)}
+    for k in ('one', 'two'):
+        for name, f in make.items(): save_figure(f(), 'x', name, name == 'examples', tmp_path/k)
+        run = StyleRun(run.labels.sample(frac=1, random_state=1), run.evaluation, 'toy', True) # rows in another order
+    for p in sorted((tmp_path/'one').iterdir()): assert p.read_bytes() == (tmp_path/'two'/p.name).read_bytes(), p.name
+
+def test_pictures_are_drawn_pixel_for_pixel(tmp_path):
+    from PIL import Image
+    from histchrono.core.artifact import save_figure
+    from histchrono.histvis.pictures import write_picture
+    rgb = np.random.default_rng(0).integers(0, 255, (256, 256, 3), np.uint8)
+    write_picture(tmp_path/'a.png', rgb)
+    one_ = pd.DataFrame([dict(image_id='a', arm='SDXL', period='17th', activity_id=3, index=0, path='a.png', status='ok', style='painting')])
+    save_figure(examples(one_.drop(columns='style'), one_, 3, tmp_path, True), 'x', 'grid', True, tmp_path)
+    page = np.asarray(Image.open(tmp_path/'grid.png').convert('RGB')).astype(int)
+    rows = np.lib.stride_tricks.sliding_window_view(page, (8, 8, 3))[..., 0, :, :, :]
+    hit = np.argwhere((rows == rgb[100:108, 100:108]).all((-1, -2, -3)))
+    assert len(hit) == 1 # an inner piece stands in the file exactly as in the picture

@@ -3,7 +3,7 @@
 # %% auto #0
 __all__ = ['plans', 'Scene', 'scene']
 
-# %% ../../nbs/histvis/scene.ipynb #c97de01f3
+# %% ../../nbs/histvis/scene.ipynb #c5b2faf58
 from dataclasses import dataclass
 from functools import lru_cache
 import math
@@ -15,7 +15,7 @@ from ..core.errors import InputError
 from ..core.paths import data_dir
 from . import sceneprops as sp, scenehome as sh, scenetown as st, sceneyard as sy
 from .scenehands import HELD
-from .scenekit import Cam, Canvas, Frame, SIZE, shadow, spot, line, mix
+from .scenekit import Cam, Canvas, Frame, SIZE, shadow, spot, line
 from .scenelight import lit
 from .sceneobjects import OBJECTS
 from .scenepeople import ERAS, POSES, dress, person

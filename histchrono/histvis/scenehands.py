@@ -3,13 +3,13 @@
 # %% auto #0
 __all__ = []
 
-# %% ../../nbs/histvis/scenehands.ipynb #c6bbf1610
+# %% ../../nbs/histvis/scenehands.ipynb #c9d0bcf86
 import math
 
 import numpy as np
 
-from .scenekit import Canvas, region, poly, line, disc, limb, tint, lamp
-from .sceneprops import BRASS, CREAM, DARK, GLASS, IRON, LEATHER, PAPER, RED, STRAW, WHITE, age
+from .scenekit import region, poly, line, disc, limb, tint, lamp
+from .sceneprops import BRASS, CREAM, DARK, IRON, LEATHER, PAPER, RED, STRAW, WHITE, age
 
 # %% ../../nbs/histvis/scenehands.ipynb #c977a41c5
 WOOD = (132, 94, 58)
@@ -227,7 +227,7 @@ def sack(cv, P, face, era):
     i, s = _r(cv, P), P['s']; x, y = P['neck']
     limb(cv, (x - face * .16 * s, y - .06 * s), (x - face * .22 * s, y + .3 * s), .13 * s, .19 * s, (186, 160, 116), i)
 
-# %% ../../nbs/histvis/scenehands.ipynb #c765a2900
+# %% ../../nbs/histvis/scenehands.ipynb #cc1b7b9f7
 def beam(cv, P, face, era):
     i, s = _r(cv, P), P['s']; y = (P['nha'][1] + P['fha'][1]) / 2
     _bar(cv, P, (P['neck'][0] - face * .5 * s, y), (P['neck'][0] + face * 1.8 * s, y), .14, (176, 132, 84), i)
@@ -244,7 +244,7 @@ def umbrella(cv, P, face, era):
     line(cv, [(x, y + .05 * s), (x, y - .75 * s)], DARK, .025 * s, i)
     n = 5
     poly(cv, [(x + .62 * s * math.cos(t), y - (.5 + .38 * math.sin(t)) * s) for t in np.linspace(0, math.pi, 11)] + [(x + (-.62 + 1.24 * (k + .5) / n) * s,
-        y - (.57 if k % 1 == 0 else .5) * s) for k in range(n)], c, _r(cv, P))
+        y - .57 * s) for k in range(n)], c, _r(cv, P))
 
 def shawl(cv, P, face, era):
     i, s = _r(cv, P), P['s']; (x, y), (hx, hy) = P['neck'], P['hip']
@@ -272,6 +272,8 @@ def phones(cv, P, face, era):
     i = _r(cv, P)
     for d in (-1, 1): disc(cv, x + d * .115 * s, y, .035 * s, .055 * s, DARK, i)
 
-# %% ../../nbs/histvis/scenehands.ipynb #ca240f8ec
-HELD = {
-    f.__name__: f for f in (staff, hoe, spade, sickle, broom, sword, flag, book, chart, letter, drawing, cloth, garment, brush, pen, hammer, saw, wateringcan, pail, bags, case, gift, glass, spoon, smoothing, coin, device, comb, hat, violin, flute, lute, sack, beam, lit_candle, umbrella, shawl, mixing, cup, oar, phones)}
+# %% ../../nbs/histvis/scenehands.ipynb #c8efc759f
+HELD = {f.__name__: f for f in (
+    staff, hoe, spade, sickle, broom, sword, flag, book, chart, letter, drawing, cloth, garment, brush, pen, hammer, saw, wateringcan, pail, bags,
+    case, gift, glass, spoon, smoothing, coin, device, comb, hat, violin, flute, lute, sack, beam, lit_candle, umbrella, shawl, mixing, cup, oar,
+    phones)}

@@ -3,13 +3,11 @@
 # %% auto #0
 __all__ = []
 
-# %% ../../nbs/histvis/scenehome.ipynb #cf770fb1e
-import math
-
+# %% ../../nbs/histvis/scenehome.ipynb #c2558d9b2
 import numpy as np
 
-from .scenekit import Canvas, Frame, NEAR, region, poly, poly3, line, disc, limb, box, wall, quads, strokes, spot, tint, mix, shadow, lamp
-from .sceneprops import BRASS, CREAM, DARK, GLASS, HALF, IRON, LEATHER, PAPER, RED, STRAW, WHITE, age, blob, books, can, candle, dishes, pt, rod, sheet, table
+from .scenekit import Frame, NEAR, region, line, disc, box, wall, quads, tint, shadow, lamp
+from .sceneprops import BRASS, CREAM, DARK, IRON, PAPER, WHITE, age, blob, can, candle, dishes, pt, rod, sheet, table
 
 # %% ../../nbs/histvis/scenehome.ipynb #c8545a4f1
 def easel(cv, fr, era, gen, wood, face):

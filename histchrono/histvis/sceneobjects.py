@@ -3,13 +3,13 @@
 # %% auto #0
 __all__ = []
 
-# %% ../../nbs/histvis/sceneobjects.ipynb #c9883cf79
+# %% ../../nbs/histvis/sceneobjects.ipynb #cd8231332
 import math
 
 import numpy as np
 
-from .scenekit import Canvas, Frame, NEAR, region, poly, line, disc, limb, box, wall, quads, spot, tint, shadow, lamp
-from .sceneprops import DARK, IRON, PAPER, RED, WHITE, blob, can, iron, pt, rod, sheet
+from .scenekit import Frame, region, line, box, wall, quads, spot, shadow, lamp
+from .sceneprops import DARK, IRON, RED, WHITE, blob, can, iron, pt, rod, sheet
 
 # %% ../../nbs/histvis/sceneobjects.ipynb #cd7dba46e
 PLASTIC, BLUE, ORANGE, GREEN, CHROME, SCREEN = (214, 216, 218), (50, 110, 190), (236, 120, 40), (60, 160, 90), (186, 192, 198), (130, 196, 226)

@@ -3,14 +3,13 @@
 # %% auto #0
 __all__ = ['POSES', 'ERAS', 'SKIN', 'Pose', 'bones', 'Dress', 'dress', 'person']
 
-# %% ../../nbs/histvis/scenepeople.ipynb #c4b379c4c
+# %% ../../nbs/histvis/scenepeople.ipynb #cd452d189
 from dataclasses import dataclass
 import math
 
 import numpy as np
 
-from ..core.errors import InputError
-from .scenekit import Canvas, Cam, region, poly, line, disc, limb, tint, mix, spot, shadow
+from .scenekit import Canvas, Cam, region, poly, line, disc, limb, tint, spot, shadow
 
 # %% ../../nbs/histvis/scenepeople.ipynb #c556ec9eb
 @dataclass(frozen=True)
@@ -140,7 +139,7 @@ def _arm(cv, P, k, d, s, skin, i, dark):
     dx, dy = (h[0] - e[0]) * .16, (h[1] - e[1]) * .16
     limb(cv, h, (h[0] + dx, h[1] + dy), s * .021, s * .019, tint(skin, .92 * dark + .05), 0 if bare else i)
 
-# %% ../../nbs/histvis/scenepeople.ipynb #c4939a748
+# %% ../../nbs/histvis/scenepeople.ipynb #cf9e4a1d7
 def _legs(cv, P, d, s, face, i):
     shoe = tint(d.cols[3], .7)
     for k, dark in (('f', .78), ('n', .95)):
@@ -154,7 +153,7 @@ def _legs(cv, P, d, s, face, i):
         ux, uy = an[0] - kn[0], an[1] - kn[1]
         L = math.hypot(ux, uy) or 1.0
         ux, uy = ux / L, uy / L
-        fx, fy = (-uy * -face, ux * -face) if True else (0, 0) # the foot at a right angle to the shin, forward
+        fx, fy = uy * face, -ux * face # the foot at a right angle to the shin, forward
         heel = an[0] + ux * s * .016, an[1] + uy * s * .016
         limb(cv, heel, (heel[0] + fx * s * .072, heel[1] + fy * s * .072), s * .022, s * .015, shoe, i)
 

@@ -3,14 +3,14 @@
 # %% auto #0
 __all__ = ['PLACES', 'outside']
 
-# %% ../../nbs/histvis/sceneplaces.ipynb #ce34c1c6b
+# %% ../../nbs/histvis/sceneplaces.ipynb #c5b9f98e0
 import math
 
 import numpy as np
 
-from .scenekit import Canvas, Frame, NEAR, SIZE, region, poly, poly3, line, disc, plane, wall, quads, strokes, box, spot, tint, mix, shadow, lamp
+from .scenekit import Canvas, Frame, SIZE, region, poly, poly3, line, disc, plane, wall, quads, strokes, box, tint, mix
 from .scenelight import Air
-from .sceneprops import BRASS, CREAM, DARK, IRON, PAPER, RED, WHITE, age, blob, can, pt, rod, sheet
+from .sceneprops import IRON, RED, age, rod, sheet
 from .sceneyard import boat, bush, coach, rocks, tree, vehicle
 from .scenetown import barrel, fence, fountain, grave, lamppost, signpost, stall
 from .sceneworld import World, between, pick
@@ -95,7 +95,7 @@ def water(cv, gen, y0, y1, lo, hi):
         line(cv, [(x - L, y), (x + L, y)], mix(lo, b, .3) if gen.random() < .6 else tint(b, .85), 1)
     return i
 
-# %% ../../nbs/histvis/sceneplaces.ipynb #c892eba2b
+# %% ../../nbs/histvis/sceneplaces.ipynb #c5a46b9a7
 def house(cv, fr, wide, h, era, gen, w, deep=5., detail=True):
     "A house of the period; the frame is the middle of its front."
     a = age(era)
@@ -113,7 +113,7 @@ def house(cv, fr, wide, h, era, gen, w, deep=5., detail=True):
             sheet(cv, fr, [(-wide / 2 - .2, h, -.02), (0, h + r, -.02), (wide / 2 + .2, h, -.02)], c, i)
             for s in (-1, 1):
                 p = [(s * (wide / 2 + .3), h - .15, -.1), (0, h + r + .1, -.1), (0, h + r + .1, deep), (s * (wide / 2 + .3), h - .15, deep)]
-                if (s < 0) == (fr.x > 0) or True: rod(cv, fr, p[0], p[1], .25, roof, i)
+                rod(cv, fr, p[0], p[1], .25, roof, i)
         else: sheet(cv, fr, [(-wide / 2 - .2, h, -.1), (-wide / 2 + .5, h + r, .6), (wide / 2 - .5, h + r, .6), (wide / 2 + .2, h, -.1)], roof, i)
         if gen.random() < .5: wall(cv, fr, wide * .2, wide * .2 + .5, h + r * .5, h + r + .6, tint(c, .7), i, .5)
     elif a < 6: quads(cv, fr, [(-wide / 2 - .15, wide / 2 + .15, h - .1, h + .25)], tint(c, .8), i, -.05)

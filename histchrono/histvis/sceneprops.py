@@ -3,12 +3,12 @@
 # %% auto #0
 __all__ = []
 
-# %% ../../nbs/histvis/sceneprops.ipynb #c04b97fe3
+# %% ../../nbs/histvis/sceneprops.ipynb #c5aad9b48
 import math
 
 import numpy as np
 
-from .scenekit import Canvas, Frame, NEAR, SIZE, region, poly, poly3, line, disc, limb, box, wall, quads, strokes, tiles, spot, tint, mix, shadow, lamp
+from .scenekit import Frame, NEAR, region, poly, poly3, line, disc, limb, box, wall, tiles, spot, tint, mix, shadow, lamp
 from .scenepeople import ERAS
 
 # %% ../../nbs/histvis/sceneprops.ipynb #cd58bf823

@@ -3,14 +3,14 @@
 # %% auto #0
 __all__ = []
 
-# %% ../../nbs/histvis/scenerooms.ipynb #c71653147
+# %% ../../nbs/histvis/scenerooms.ipynb #c8dd7914a
 import math
 
 import numpy as np
 
-from .scenekit import Canvas, Frame, NEAR, SIZE, region, poly, poly3, line, disc, plane, faces, wall, quads, strokes, tiles, spot, tint, mix, shadow, lamp
+from .scenekit import Canvas, Frame, NEAR, region, poly, poly3, line, disc, plane, faces, wall, quads, strokes, tiles, tint, mix, lamp
 from .scenelight import Air
-from .sceneprops import BRASS, CREAM, DARK, IRON, PAPER, RED, WHITE, age, armchair, blob, can, pt, rod, sheet, hearth, shelf, stove
+from .sceneprops import BRASS, CREAM, DARK, IRON, PAPER, WHITE, age, armchair, blob, pt, rod, sheet, hearth, shelf, stove
 from .scenehome import bookcase, canvas, wardrobe, piano
 from .sceneworld import World, between, pick
 

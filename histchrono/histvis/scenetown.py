@@ -3,13 +3,11 @@
 # %% auto #0
 __all__ = []
 
-# %% ../../nbs/histvis/scenetown.ipynb #c0b269c36
-import math
-
+# %% ../../nbs/histvis/scenetown.ipynb #cf70a0679
 import numpy as np
 
-from .scenekit import Canvas, Frame, NEAR, region, poly, line, box, wall, quads, spot, tint, mix, shadow, lamp
-from .sceneprops import BRASS, CREAM, DARK, IRON, LEATHER, PAPER, RED, STRAW, WHITE, age, blob, can, fire, pt, rod, sheet, steam
+from .scenekit import Frame, NEAR, region, poly, line, box, wall, quads, tint, shadow, lamp
+from .sceneprops import CREAM, DARK, IRON, LEATHER, PAPER, RED, WHITE, age, blob, can, fire, pt, rod, sheet, steam
 from .sceneyard import wheel
 
 # %% ../../nbs/histvis/scenetown.ipynb #c75b4ca22

@@ -3,13 +3,13 @@
 # %% auto #0
 __all__ = []
 
-# %% ../../nbs/histvis/sceneyard.ipynb #cd0a014eb
+# %% ../../nbs/histvis/sceneyard.ipynb #c3069e5ef
 import math
 
 import numpy as np
 
-from .scenekit import Canvas, Frame, NEAR, region, poly, line, disc, limb, box, wall, quads, strokes, spot, tint, mix, shadow, lamp
-from .sceneprops import BRASS, CREAM, DARK, GLASS, IRON, LEATHER, PAPER, RED, STRAW, WHITE, age, blob, can, fire, pt, rod, sheet, steam
+from .scenekit import Frame, NEAR, region, line, disc, limb, wall, quads, strokes, tint, mix, shadow
+from .sceneprops import CREAM, DARK, IRON, STRAW, WHITE, age, blob, can, pt, rod, sheet, steam
 
 # %% ../../nbs/histvis/sceneyard.ipynb #c2f9ae705
 def tree(cv, fr, era, gen, green, face, h=None, bare=False):

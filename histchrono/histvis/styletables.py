@@ -287,7 +287,7 @@ def held(
     kinds = [k for k in KIND_NAMES if f'{k}_covers' in cmp]
     return pd.DataFrame([dict(interval=KIND_NAMES[k], held=int(cmp[f'{k}_covers'].sum()), cells=len(cmp), width=(cmp[f'{k}_hi'] - cmp[f'{k}_lo']).mean(), off=(cmp[f'{k}_value'] - cmp.planted).mean()) for k in kinds])
 
-# %% ../../nbs/histvis/styletables.ipynb #c7eee978e
+# %% ../../nbs/histvis/styletables.ipynb #c6afcf4bb
 def run_words(
     run: StyleRun,
     t: pd.DataFrame, # from `intervals`
@@ -298,7 +298,8 @@ def run_words(
     gone = f"{n.missing.sum()} more failed or are missing and are left out" if n.missing.sum() else 'none is missing'
     kind = 'simulated pictures (drawn by a program with declared shares of styles, not by the models named)' if run.simulated else 'pictures'
     seen = 'labelled pictures by the same program, never seen in training, with other renderer parameters' if run.simulated else 'labelled pictures of the validation corpus'
-    return (f"{n.n.sum():,} {kind}, {size} a cell; {gone}. Labels by a linear probe on {run.encoder}; its confusion matrix is from {m.sum():,} {seen}: {np.trace(m) / m.sum():.1%} of six styles right.").replace('%', ' %')
+    right, of = (np.trace(m), 'six styles') if m[5].sum() else (np.trace(m) + m[4, 5], 'five classes') # a photograph called monochrome was recognised
+    return (f"{n.n.sum():,} {kind}, {size} a cell; {gone}. Labels by a linear probe on {run.encoder}; its confusion matrix is from {m.sum():,} {seen}: {100 * right / m.sum():.1f} % of {of} right.")
 
 INTERVAL_WORDS = ('95 % intervals. The paper\'s: labels are resampled, then changed as often as the predictor errs, although they hold its errors already, so a score may lie outside its own interval. '
     'Without noise: labels resampled. By activity: activities resampled with their pictures. Corrected: shares behind the labels, taken back through the confusion matrix, whose own sampling error is carried.')
