@@ -84,8 +84,8 @@ def share_panels(
         if note: fig.supxlabel(note, x=.01, ha='left', fontsize=7, color=GREY)
     return fig
 
-# %% ../../nbs/histvis/stylecharts.ipynb #c21f2fefa
-SIDE, _DPI = 256, RC['savefig.dpi'] # pixels a picture is shown with, and a file has an inch
+# %% ../../nbs/histvis/stylecharts.ipynb #ce324cef0
+SIDE, _DPI = 160, RC['savefig.dpi'] # pixels a picture is shown with, and a file has an inch
 SIMULATED_LINE = 'Simulated pictures: drawn by a program with declared shares of styles, not by the models named. Below each: the style that was measured.'
 REAL_LINE = 'Below each picture: the style that was measured.'
 
