@@ -40,7 +40,7 @@ def chains(tmp_path_factory):
 def demo():
     path = run_dir("demo", "chains", "chains.parquet")
     if not path.exists():
-        pytest.skip("the demo's chains are not made: histchrono run table_02")
+        pytest.skip("the demo's chains are not made: histchrono run chronoscope/table_02")
     return path
 
 

@@ -28,7 +28,7 @@ def test_none_wrong_and_few_faults(name):
 def test_the_seed_draws_the_chains_that_were_read():
     path = run_dir("demo", "chains", "chains.parquet")
     if not path.exists():
-        pytest.skip("the demo's chains are not made here: histchrono run table_02")
+        pytest.skip("the demo's chains are not made here: histchrono run chronoscope/table_02")
     from histchrono.chronoscope.chainfile import FAMILIES, sample_chains
 
     drawn = {c["chain_id"]: c["family"] for c in sample_chains(path, 110, SEED, {f: 10 for f in FAMILIES})}

@@ -281,7 +281,7 @@ def run(
     failures = {j.name: reason(j) for j in ran.jobs.values() if j.state == 'failed'}
     return Result(_states(chosen, profile, planned, ran), list(ran.jobs.values()), failures, time.monotonic() - began, '' if failures else trouble)
 
-# %% ../../nbs/core/batch.ipynb #c6e7654e5
+# %% ../../nbs/core/batch.ipynb #c53ecda85
 from contextlib import contextmanager
 import threading
 
@@ -315,7 +315,7 @@ def _status(w: Watcher, say, every: float = 1.0):
         while not stop.wait(every if tty else 60): # a file gets a line a minute
             live = [j for j in w.jobs.values() if j.state == 'running']
             said = [p.read_text(errors='replace').strip() for p in sorted(base.glob('*.txt'))]
-            text = ' · '.join([f'{j.name} {minutes(time.monotonic() - j.began)}' for j in live] + [s for s in said if s])
+            text = ' · '.join([f'{j.name} {minutes(time.monotonic() - j.began)}' for j in live] + [s for s in said if s and ' 100%|' not in s]) # a bar that is full is of a job that has ended
             if not tty and text: say(f'  {text}')
             if tty: sys.stderr.write('\r\x1b[K' + text[:shutil.get_terminal_size().columns - 1]); sys.stderr.flush()
     t = threading.Thread(target=show, daemon=True)
