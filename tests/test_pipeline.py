@@ -81,6 +81,26 @@ def test_dumps_and_statements_are_the_same_bytes(project, tmp_path):
             assert digest(tmp_path / f"st/{y}/{f}") == digest(project / f"runs/demo/statements/{y}/{f}")
 
 
+def test_pictures_are_the_same_bytes_whole_or_in_shards(project, tmp_path):
+    "Drawn by the batch in two shards of an arm; here whole, and in three shards side by side."
+    few = ["generate", "--tti", "SDXL", "--engine", "simulator", "--activities", "22", "--images-per-prompt", "1", "--periods", "17th,1910s", "--seed", "42"]
+    r = histchrono(project, *few, "--out", str(tmp_path / "whole"))
+    assert r.returncode == 0 and "All 44 pictures are there" in r.stdout, r.stderr
+    env = dict(ENV, HISTCHRONO_HOME=str(project), PYTHONHASHSEED="7")
+    assert histchrono(project, *few, "--out", str(tmp_path / "parts"), "--shard", "1", "--shards", "3").returncode == 0
+    rest = [subprocess.Popen([sys.executable, "-m", "histchrono.cli", *few, "--out", str(tmp_path / "parts"), "--shard", k, "--shards", "3"], env=env, cwd=project, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) for k in "02"]
+    assert [p.wait(300) for p in rest] == [0, 0]
+    assert histchrono(project, "collect", str(tmp_path / "parts")).returncode == 0
+    files = lambda d: {p.relative_to(d).as_posix(): digest(p) for p in d.rglob("*") if p.is_file() and not p.name.startswith(".")}
+    assert files(tmp_path / "whole") == files(tmp_path / "parts")
+    drawn = {p.name: digest(p) for p in (project / "runs/demo/images/sdxl").rglob("*.png")}
+    mine = {p.name: digest(p) for p in (tmp_path / "whole" / "sdxl").rglob("*.png")}
+    assert len(mine) == 44 and mine.items() <= drawn.items()
+    r = histchrono(project, "label", str(tmp_path / "whole"))
+    assert r.returncode == 0 and "SDXL" in r.stdout, r.stderr
+    assert [l.split()[:3] for l in r.stdout.splitlines()[1:]] == [["SDXL", "17th", "22"], ["SDXL", "1910s", "22"]]
+
+
 @pytest.mark.parametrize("words, code, said", [
     (["extract", "none.json.gz", "--out", "x"], 2, "none.json.gz"),
     (["extract", "cut.json.gz", "--out", "x"], 2, "cut.json.gz"),
@@ -94,6 +114,18 @@ def test_dumps_and_statements_are_the_same_bytes(project, tmp_path):
     (["evaluate", "--chains", "runs/demo/truth/truth.parquet", "--model", "SmolLM2-135M-Instruct", "--out", "x"], 3, "truth.parquet"),
     (["score", "nowhere", "--chains", "runs/demo/chains/sample.parquet"], 2, "nowhere"),
     (["fetch", "SmolLM"], 2, "histchrono models"),
+    (["generate", "--tti", "SDXXL", "--out", "x"], 2, "SDXXL"),
+    (["generate", "--tti", "SDXL:mitigate", "--out", "x"], 2, "mitigated_appendix_e"),
+    (["generate", "--tti", "SDXL", "--engine", "simulators", "--out", "x"], 2, "simulator"),
+    (["generate", "--tti", "SDXL", "--engine", "simulator", "--periods", "", "--out", "x"], 2, "period"),
+    (["generate", "--tti", "SDXL", "--engine", "simulator", "--periods", "16th", "--out", "x"], 2, "17th"),
+    (["generate", "--tti", "SDXL", "--engine", "simulator", "--activities", "none.csv", "--out", "x"], 2, "none.csv"),
+    (["draw", "--arm", "SD4"], 2, "SD4"),
+    (["collect", "nowhere"], 2, "nowhere"),
+    (["label", "nowhere"], 2, "nowhere"),
+    (["label", "runs/demo/images", "--probe", "none.safetensors"], 2, "none.safetensors"),
+    (["label", "runs/demo/images", "--with", "faces"], 2, "style"),
+    (["import-images", "nowhere", "--csv", "none.csv", "--out", "x"], 2, "nowhere"),
     (["run", "--profile", "demos"], 2, "demo"),
     (["run", "table_3"], 2, "table_03"),
 ])
