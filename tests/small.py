@@ -57,7 +57,7 @@ def small_project(base: Path, chains: int = 24) -> Path:
     ini = ini.replace("eval_chains = 400\nparaphrases = 120", f"eval_chains = {chains}\nparaphrases = {chains // 4}").replace("bootstrap = 2000", "bootstrap = 100")
     demo = "activities = 50\nimages_per_prompt = 2\n"
     assert demo in ini and "probe_heldout = 700" in ini
-    ini = ini.replace(demo, "activities = 22\nimages_per_prompt = 1\nprobe_train = 24\nprobe_val = 8\n").replace("probe_heldout = 700", "probe_heldout = 20").replace("vsd_replicates = 5000", "vsd_replicates = 200")
+    ini = ini.replace(demo, "activities = 40\nimages_per_prompt = 1\nperiods = 17th 20th 1910s 1950s\nprobe_train = 24\nprobe_val = 8\n").replace("probe_heldout = 700", "probe_heldout = 20").replace("vsd_replicates = 5000", "vsd_replicates = 200")
     assert f"eval_chains = {chains}" in ini and "bootstrap = 100" in ini and ini.count("[weights]") == 1
     (p / "settings.ini").write_text(ini + f"SmolLM2-135M-Instruct = {base / 'tiny'}\n")
     return p

@@ -83,9 +83,9 @@ def test_dumps_and_statements_are_the_same_bytes(project, tmp_path):
 
 def test_pictures_are_the_same_bytes_whole_or_in_shards(project, tmp_path):
     "Drawn by the batch in two shards of an arm; here whole, and in three shards side by side."
-    few = ["generate", "--tti", "SDXL", "--engine", "simulator", "--activities", "22", "--images-per-prompt", "1", "--periods", "17th,1910s", "--seed", "42"]
+    few = ["generate", "--tti", "SDXL", "--engine", "simulator", "--activities", "40", "--images-per-prompt", "1", "--periods", "17th,1910s", "--seed", "42"]
     r = histchrono(project, *few, "--out", str(tmp_path / "whole"))
-    assert r.returncode == 0 and "All 44 pictures are there" in r.stdout, r.stderr
+    assert r.returncode == 0 and "All 80 pictures are there" in r.stdout, r.stderr
     env = dict(ENV, HISTCHRONO_HOME=str(project), PYTHONHASHSEED="7")
     assert histchrono(project, *few, "--out", str(tmp_path / "parts"), "--shard", "1", "--shards", "3").returncode == 0
     rest = [subprocess.Popen([sys.executable, "-m", "histchrono.cli", *few, "--out", str(tmp_path / "parts"), "--shard", k, "--shards", "3"], env=env, cwd=project, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) for k in "02"]
@@ -95,10 +95,10 @@ def test_pictures_are_the_same_bytes_whole_or_in_shards(project, tmp_path):
     assert files(tmp_path / "whole") == files(tmp_path / "parts")
     drawn = {p.name: digest(p) for p in (project / "runs/demo/images/sdxl").rglob("*.png")}
     mine = {p.name: digest(p) for p in (tmp_path / "whole" / "sdxl").rglob("*.png")}
-    assert len(mine) == 44 and mine.items() <= drawn.items()
+    assert len(mine) == 80 and mine.items() <= drawn.items()
     r = histchrono(project, "label", str(tmp_path / "whole"))
     assert r.returncode == 0 and "SDXL" in r.stdout, r.stderr
-    assert [l.split()[:3] for l in r.stdout.splitlines()[1:]] == [["SDXL", "17th", "22"], ["SDXL", "1910s", "22"]]
+    assert [l.split()[:3] for l in r.stdout.splitlines()[1:]] == [["SDXL", "17th", "40"], ["SDXL", "1910s", "40"]]
 
 
 @pytest.mark.parametrize("words, code, said", [

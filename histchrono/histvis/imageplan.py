@@ -176,7 +176,7 @@ def _checked(arms, acts, pers, images_per_prompt) -> tuple: # (arms, activities,
     if not 1 <= n < 1 << 15 or isinstance(images_per_prompt, bool): raise InputError(f"{images_per_prompt} images a prompt: give a whole number from 1 to 32767")
     return arms, acts, pers, n
 
-# %% ../../nbs/histvis/imageplan.ipynb #c7a6bdabe
+# %% ../../nbs/histvis/imageplan.ipynb #cab90096c
 def plan_images(
     out, # folder of the images
     arms, # such as 'SDXL SDXL:mitigated_appendix_e', or a list
@@ -193,8 +193,10 @@ def plan_images(
     block = dict(arms={a.label: dict(model=a.model, variant=a.variant, engine=settings_of(engine_for(engines, a))) for a in arms}, activities=len(acts), images_per_prompt=n, seed=int(seed),
                  periods=pers[['period', 'label', 'words']].astype(str).values.tolist())
     claim_folder(out, 'images')
+    table = _table(rows)
+    if (old := _old(out)) is not None and old.equals(table) and _says(out, block): return dict(rows=len(rows), kept=len(rows), new=0, gone=0) # as it stands: others may be drawing
     with hold(out):
-        table, old = _table(rows), _old(out)
+        old = _old(out)
         before = set(old['image_id'].to_pylist()) if old is not None else set()
         ids = set(table['image_id'].to_pylist())
         if old is None or not old.equals(table) or not _says(out, block):
