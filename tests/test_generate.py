@@ -108,8 +108,8 @@ def test_killed_at_any_time_and_resumed(whole, tmp_path):
     "kill -9 leaves nothing that looks finished; what was finished is not drawn again."
     d, rnd, drawn = plan(tmp_path / "d"), random.Random(5), []
     for _ in range(4):
-        p = process(d, 0, 1, 0.02)
-        for _ in range(rnd.randint(1, 3)):
+        p = process(d, 0, 1, 0.2)
+        for _ in range(rnd.randint(1, 2)):
             p.stdout.readline()
         time.sleep(rnd.uniform(0, 0.06))
         p.send_signal(signal.SIGKILL)

@@ -102,7 +102,7 @@ def _line(e) -> str: # one short line, without the machine's paths
     text = ' '.join(str(e).split())
     return text.replace(str(Path.cwd()), '.').replace(str(Path.home()) + '/', '~/')[:300]
 
-# %% ../../nbs/histvis/generate.ipynb #c43ecf2c0
+# %% ../../nbs/histvis/generate.ipynb #c504f56c4
 _TEXT = ('image_id', 'arm', 'model', 'variant', 'activity', 'period', 'index', 'seed', 'prompt', 'negative_prompt', 'settings_hash')
 
 def _keep(folder: Path, row: dict, drawn, status: str, message: str, attempts: int, engine):
@@ -110,7 +110,7 @@ def _keep(folder: Path, row: dict, drawn, status: str, message: str, attempts: i
     file, said = folder/picture_path(row), dict(status=status, message=message, attempts=attempts, engine=engine.name)
     if status == 'ok':
         rgb = np.ascontiguousarray(drawn.image)
-        data = png_bytes(rgb, {k: row[k] for k in _TEXT} | dict(engine=engine.name))
+        data = png_bytes(rgb, {k: row[k] for k in _TEXT} | dict(engine=engine.name) | ({'simulated': 'drawn by a simulator, not by the model named'} if drawn.facts.get('simulated') else {}))
         pixels = pixel_hash(rgb)
         if pixel_hash(decode(data, file).rgb) != pixels: raise ValueError('the PNG does not hold the pixels that were drawn')
         said |= dict(sha256=hashlib.sha256(data).hexdigest(), pixels=pixels, width=rgb.shape[1], height=rgb.shape[0], colourfulness=round(colourfulness(rgb), 6), phash=phash(rgb),
@@ -263,10 +263,11 @@ def _found(folder: Path, lost: list, others: list) -> dict: # image_id → where
         elif want and (i := want.get(file_hash(folder/p))): out[i] = p
     return out
 
-# %% ../../nbs/histvis/generate.ipynb #c5a874f19
-def _sheets(folder: Path, rows: list, pics: list, names: dict, most: int = 100):
+# %% ../../nbs/histvis/generate.ipynb #c2cf2c3a4
+def _sheets(folder: Path, rows: list, pics: list, settings: dict, most: int = 100):
     "A contact sheet a cell: the first picture of each activity, then the second …, at most `most`."
-    cells = {}
+    cells, names = {}, {p: label for p, label, _ in settings.get('periods', [])}
+    word = {a: 'simulated pictures' if d.get('engine', {}).get('simulated') else 'pictures' for a, d in settings.get('arms', {}).items()}
     for r, p in zip(rows, pics): cells.setdefault((r['arm'], r['period']), []).append((r, p))
     keep = set()
     for (arm, period), cell in cells.items():
@@ -276,7 +277,7 @@ def _sheets(folder: Path, rows: list, pics: list, names: dict, most: int = 100):
         n = sum(p['status'] == 'ok' for r, p in zip(rows, pics) if (r['arm'], r['period']) == (arm, period))
         name = f"{_arm(cell[0][0]).slug}_{period_slug(period)}.png"
         keep.add(name)
-        write_picture(folder/'sheets'/name, contact_sheet(tiles, f"{arm}, {names.get(period, period)}: {sum(p['status'] == 'ok' for _, p in cell)} of {n} pictures"), dict(arm=arm, period=period))
+        write_picture(folder/'sheets'/name, contact_sheet(tiles, f"{arm}, {names.get(period, period)}: {sum(p['status'] == 'ok' for _, p in cell)} of {n} {word.get(arm, 'pictures')}"), dict(arm=arm, period=period))
     for p in (folder/'sheets').glob('*.png'):
         if p.name not in keep: p.unlink() # of another plan
 
@@ -297,7 +298,7 @@ def collect(
         lies = lambda r: f"; it lies at {where[r['image_id']]}: move it back" if r['image_id'] in where else ''
         pics = [picture_row(r, s, why + lies(r), rec) for r, (s, why, rec) in zip(rows, stand)]
         table = conform(pa.Table.from_pylist(pics, schema=PICTURES.fields), PICTURES)
-        if sheets: _sheets(folder, rows, pics, {p: label for p, label, _ in settings.get('periods', [])})
+        if sheets: _sheets(folder, rows, pics, settings)
         write_parquet(table, folder/'pictures.parquet', PICTURES)
         n = counts(table.to_pandas()) | dict(strays=len({p.with_suffix('') for p in other}))
         kept = {k: m[k] for k in ('manifest', 'imported') if k in m}
