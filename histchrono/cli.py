@@ -324,11 +324,13 @@ def fetch(
     from histchrono.chronoscope.pipeline import fetch_stage
     print(fetch_stage(model, out, accept_terms))
 
-# %% ../nbs/cli.ipynb #ca77c0a4b
+# %% ../nbs/cli.ipynb #c5735efb3
 def main():
     "The entry point: run a command, print what is wrong as one line."
     if pid := os.environ.get('HISTCHRONO_BATCH_PID'): # a job of a batch ends with its batch
         if int(pid) != os.getpid(): watch(int(pid))
+    for out in (sys.stdout, sys.stderr): # names that a terminal cannot show are no reason to end
+        if hasattr(out, 'reconfigure'): out.reconfigure(errors='backslashreplace')
     try: app()
     except HistError as e:
         print(f'histchrono: {e}', file=sys.stderr)

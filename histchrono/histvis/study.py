@@ -7,10 +7,11 @@ __all__ = ['images_dir', 'probe_dir', 'labels_file', 'engine_of', 'plan_profile'
            'class_counts', 'labelled', 'heldout', 'train_profile', 'label_profile', 'profile_labels',
            'profile_evaluation', 'generate_stage', 'label_stage']
 
-# %% ../../nbs/histvis/study.ipynb #cc48438b0
+# %% ../../nbs/histvis/study.ipynb #c08e871e5
 from dataclasses import replace
 from functools import lru_cache, partial
 from pathlib import Path
+import re
 import pandas as pd
 from ..core.errors import InputError, SettingsError
 from ..core.paths import root, run_dir
@@ -174,11 +175,24 @@ def profile_evaluation(
     from histchrono.histvis.style import read_evaluation
     return read_evaluation(probe_dir(profile)/'evaluation.parquet')
 
-# %% ../../nbs/histvis/study.ipynb #ce0a32151
+# %% ../../nbs/histvis/study.ipynb #ceb4de970
 def _chosen(activities, periods: list): # tables of activities and periods
     from histchrono.histvis.prompts import activities as read_activities, choose_activities, choose_periods, periods as read_periods
-    acts = choose_activities(int(activities)) if str(activities).isdigit() else read_activities(activities)
+    acts = choose_activities(int(activities)) if re.fullmatch(r'[0-9]{1,9}', str(activities)) else read_activities(activities)
     return acts, read_periods(periods[0]) if len(periods) == 1 and periods[0].endswith('.csv') else choose_periods(periods)
+
+def _known(arms: list, acts: pd.DataFrame, pers: pd.DataFrame) -> pd.DataFrame: # activities under the numbers that the simulator knows them by
+    "`InputError` for what the simulator has no behaviour or scene for: it would draw something else."
+    from histchrono.histvis.planted import ARMS
+    from histchrono.histvis.prompts import activities, periods
+    ids, own = activities().set_index('activity').activity_id, periods().period
+    for a in arms:
+        if parse_arm(a).label not in ARMS: raise InputError(f"the simulator has no behaviour for {parse_arm(a).label}: it knows {', '.join(ARMS)}; other models are asked with --engine diffusers")
+    for a in acts.activity:
+        if a not in ids.index: raise InputError(f"the simulator cannot draw {a!r}: it knows the hundred activities of data/histvis/activities.csv; others are asked of a model, with --engine diffusers")
+    for p in pers.period:
+        if p not in set(own): raise InputError(f"the simulator cannot draw {p!r}: it knows {', '.join(own)}; others are asked of a model, with --engine diffusers")
+    return acts.assign(activity_id=acts.activity.map(ids))
 
 def generate_stage(
     arms: list, # as settings write them
@@ -198,9 +212,13 @@ def generate_stage(
     s = replace(load('demo'), tti_engine=check_choice('image engine', engine, TTI_ENGINES, '--engine'), profile='')
     if seed is not None: s = replace(s, seed=seed)
     acts, pers = _chosen(activities, list(periods))
+    if engine == 'simulator': acts = _known(arms, acts, pers)
     plan_images(out, arms, lambda a: engine_of(s, a, planning=True), acts, pers, images_per_prompt, s.seed)
-    n = generate(out, lambda a: engine_of(s, a), None, shard, shards, say)
-    if shards == 1: return collect(out, say)
+    generate(out, lambda a: engine_of(s, a), None, shard, shards, say)
+    if shards == 1:
+        got = collect(out, say)
+        if not got['ok']: raise InputError(f"no picture of {out} is there: see the lines above, mend what they name and run again")
+        return got
     if say: say(f"when all {shards} shards are done: histchrono collect {out}")
     return {}
 
