@@ -507,3 +507,177 @@ def test_an_arm_is_held_by_its_own_name(tmp_path):
         assert run(d, arm="SDXL:mitigated_appendix_e")["drawn"] == 12
         with pytest.raises(InputError, match="another run draws"):
             run(d, arm="SDXL")
+
+
+# --- odd things on the disk, odd engines, odd arguments
+
+class Said:
+    "What an engine gives that is no `Drawn`."
+
+    def __init__(self, **kw):
+        self.__dict__.update(kw)
+
+
+@pytest.mark.parametrize("text", ["[" * 200000, '{"seal":"x","status":"\\ud800"}', "[]", '{"seal":1', None])
+def test_a_damaged_record_is_edited_and_drawn_again(whole, tmp_path, text):
+    d = plan(tmp_path / "d")
+    run(d)
+    row = read_plan(d)[0][0]
+    side = d / picture_path(row, "json")
+    side.unlink()
+    if text is None:
+        os.mkfifo(side)  # nothing waits at it
+    else:
+        side.write_text(text)
+    assert standing(d, row)[0] == "edited" and collect(d)["edited"] == 1
+    if text is None:
+        assert run(d)["why"] == {"failed:place": 1}
+        side.unlink()
+    assert run(d)["drawn"] == 1
+    collect(d)
+    assert files(d) == whole
+
+
+@pytest.mark.parametrize("what", ["folder", "link", "pipe", "socket"])
+def test_an_odd_thing_beside_lost_pictures(tmp_path, what):
+    d = plan(tmp_path / "d")
+    run(d)
+    row = read_plan(d)[0][0]
+    (d / picture_path(row)).rename((d / picture_path(row)).with_name("moved.png"))
+    odd = (d / picture_path(row)).with_name("zz.png")
+    for p in (odd, odd.with_name("zz.json"), d / "sheets" / "zz.png"):
+        p.parent.mkdir(exist_ok=True)
+        dict(folder=p.mkdir, link=lambda: p.symlink_to("nowhere"), pipe=lambda: os.mkfifo(p), socket=lambda: os.mknod(p, 0o140644))[what]()
+    assert collect(d)["missing"] == 1 and "moved.png" in read_pictures(d).message[0]
+    assert (d / "sheets" / "zz.png").is_dir() == (what == "folder") and run(d)["drawn"] == 1
+
+
+@pytest.mark.parametrize("end", ["png", "json"])
+@pytest.mark.parametrize("what", ["folder", "pipe", "link"])
+@pytest.mark.parametrize("drawn", [False, True])
+def test_a_place_that_is_taken_fails_its_row_alone(whole, tmp_path, end, what, drawn):
+    d, said = plan(tmp_path / "d"), []
+    if drawn:
+        run(d)
+    row = read_plan(d)[0][0]
+    p = d / picture_path(row, end)
+    p.parent.mkdir(parents=True, exist_ok=True)
+    p.unlink(missing_ok=True)
+    dict(folder=p.mkdir, pipe=lambda: os.mkfifo(p), link=lambda: p.symlink_to("nowhere"))[what]()
+    n = run(d, say=said.append)
+    assert n["why"] == {"failed:place": 1} and n["kept"] + n["drawn"] == 35 and any(picture_path(row, end) in s for s in said), said
+    assert collect(d)["ok"] == 35
+    pics = read_pictures(d)
+    assert pics.message[0] and pics.status[0] == ("failed:place" if end == "png" else "edited")
+    p.rmdir() if what == "folder" else p.unlink()
+    assert run(d)["drawn"] == 1
+    collect(d)
+    assert files(d) == whole
+
+
+def test_a_folder_that_cannot_be_read(whole, tmp_path, monkeypatch):
+    d, real, said = plan(tmp_path / "d"), os.stat, []
+    run(d)
+    shut = str(d / "sdxl" / "17th")
+
+    def stat(path, *a, **kw):
+        if isinstance(path, (str, Path)) and str(path).startswith(shut + "/"):
+            raise PermissionError(13, "Permission denied", str(path))
+        return real(path, *a, **kw)
+
+    monkeypatch.setattr(os, "stat", stat)
+    assert collect(d, sheets=False)["missing"] == 6
+    assert all("Permission denied" in m for m in read_pictures(d).query("status == 'missing'").message)
+    n = run(d, say=said.append)
+    assert n["why"] == {"failed:place": 6} and n["kept"] == 30 and "Permission denied" in said[0]
+    monkeypatch.undo()
+    assert run(d)["kept"] == 36
+    collect(d)
+    assert files(d) == whole
+
+
+def test_a_contact_sheet_whose_place_is_taken(tmp_path):
+    d, said = plan(tmp_path / "d"), []
+    run(d)
+    (d / "sheets" / "sdxl_17th.png").mkdir(parents=True)
+    assert collect(d, say=said.append)["ok"] == 36 and "sdxl_17th.png is a folder" in said[0] and (d / "sheets" / "sdxl_1990s.png").is_file()
+
+
+def odd_answers():
+    me = {}
+    me["me"] = me
+    ok = np.full((8, 8, 3), 9, np.uint8)
+    mute = type("Mute", (Exception,), {"__str__": lambda s: 1 / 0})
+    return dict(huge=(Drawn(np.full((9000, 9000, 3), 9, np.uint8)), "huge"), surrogate=(ValueError("\udcff"), "error"), mute=(mute(), "error"), nothing=(None, "none"), bare=(Said(image=None, status="failed:x"), "x"),
+                cyclic=(Drawn(ok, facts=me), "error"), nan=(Drawn(ok, facts=dict(x=[float("nan")])), "error"), npnan=(Drawn(ok, facts=dict(x=np.float32("inf"))), "error"), list=(Drawn(ok, facts=[1]), "error"),
+                text=(Drawn(ok, facts=dict(x="\udcff")), "error"), deep=(Drawn(ok, facts=dict(x=eval("[" * 60 + "]" * 60))), "error"), plain=(Said(image=ok), None), empty=(Drawn(ok, facts=None), None), message=(Drawn(ok, message="\udcff"), None))
+
+
+@pytest.mark.parametrize("name", odd_answers())
+def test_one_pictures_fault_is_its_own(tmp_path, name):
+    got, why = odd_answers()[name]
+
+    class Odd(Toy):
+        def draw(self, rows, attempt=0):
+            if isinstance(got, Exception) and rows[0]["row"] == 0:
+                raise got
+            return [got if r["row"] == 0 else self.one(r, "ok") for r in rows]
+
+    d = plan(tmp_path / "d", n=1, arms="SDXL")
+    assert run(d, Odd())["why"] == ({f"failed:{why}": 1} if why else {})
+    text = (d / picture_path(read_plan(d)[0][0], "json")).read_text()
+    json.loads(text, parse_constant=lambda s: pytest.fail(f"{s} is no JSON"))
+    assert collect(d)["ok"] == (5 if why else 6)
+
+
+@pytest.mark.parametrize("change, words", [(dict(batch="x"), "the batch of toy is 'x'"), (dict(batch=None), "the batch of toy"), (dict(name=None), "needs a `name`"), (dict(name=3), "needs a `name`"), (dict(name="a\nb"), "needs a `name`"),
+                                           (dict(prepare=lambda rows: 1 / 0), "toy cannot prepare its rows .ZeroDivisionError"), (dict(prepare=lambda rows: [][0]), "toy cannot prepare")])
+def test_engines_that_are_none(tmp_path, change, words):
+    d, e = plan(tmp_path / "d"), Toy()
+    e.__dict__.update(change)
+    with pytest.raises(InputError, match=words) as x:
+        run(d, e)
+    assert "\n" not in str(x.value)
+    with pytest.raises(InputError, match="is no engine"):
+        run(d, Toy)
+
+
+@pytest.mark.parametrize("kw", [dict(shard=1.5, shards=2), dict(shard="a"), dict(shard=None), dict(shards=2.0), dict(shard=True, shards=2), dict(arm=3)])
+def test_shards_and_arms_that_are_none(tmp_path, kw):
+    with pytest.raises(InputError):
+        run(plan(tmp_path / "d"), **kw)
+
+
+def test_own_texts_with_line_ends(tmp_path):
+    from histchrono.histvis.generate import _shown
+    for table, column in ((periods()[:1], "period"), (periods()[:1], "label"), (periods()[:1], "words"), (choose_activities(1), "activity"), (choose_activities(1), "category")):
+        for text in ("a\nb", "a\x07b", "a\u2028b", "a\x85b", None, float("nan"), 3):
+            t = {"activities": choose_activities(1), "periods": periods()[:1]} | {"activities" if "activity" in table else "periods": table.assign(**{column: [text]})}
+            with pytest.raises(InputError, match="no line of text"):
+                plan_images(tmp_path / "d", "SDXL", Toy(), t["activities"], t["periods"], 1)
+    assert _shown("a\n b\x07\x85c") == "a b c" and not (tmp_path / "d").exists()
+
+
+def test_sheets_of_arms_with_like_names(tmp_path):
+    from histchrono.histvis.collection import import_images
+    pics = tmp_path / "pics"
+    lines = ["path,activity,period,model"]
+    for i, (model, period) in enumerate([("my model", "17th"), ("a", "b_c"), ("a b", "c"), ("SDXL", "17th")]):
+        write_picture(pics / f"{i}.png", np.full((16, 16, 3), 20 + i, np.uint8))
+        lines.append(f"{i}.png,cooking,{period},{model}")
+    (pics / "t.csv").write_text("\n".join(lines))
+    assert import_images(pics, tmp_path / "out", progress=False)["ok"] == 4
+    names = [p.name for p in (tmp_path / "out" / "sheets").iterdir()]
+    assert len(names) == 4 and "my_model_17th.png" in names and "sdxl_17th.png" in names
+    assert {(t["arm"], t["period"]) for t in map(picture_text, (tmp_path / "out" / "sheets").iterdir())} == set(map(tuple, read_pictures(tmp_path / "out")[["arm", "period"]].values))
+
+
+def test_a_manifest_without_settings(tmp_path):
+    d = plan(tmp_path / "d")
+    said = json.loads((d / "manifest.json").read_text())
+    del said["settings"]
+    (d / "manifest.json").write_text(json.dumps(said))
+    for act in (run, collect):
+        with pytest.raises(InputError, match="does not say the plan's settings"):
+            act(d)
+    assert plan(d) and run(d)["drawn"] == 36

@@ -86,7 +86,7 @@ def read_manifest(
     p = Path(folder)/'manifest.json'
     try: m = json.loads(p.read_text(encoding='utf-8'))
     except FileNotFoundError: raise InputError(f"{p} is missing: the stage did not finish; run it again") from None
-    except ValueError: m = None
+    except (ValueError, RecursionError): m = None
     if not isinstance(m, dict) or not isinstance(m.get('stage'), str): raise InputError(f"{p} is damaged: delete it and run the stage again")
     return m
 

@@ -6,10 +6,10 @@
 __all__ = ['KINDS', 'ATTEMPTS', 'PICTURES', 'open_engine', 'write_record', 'read_record', 'standing', 'judge', 'draw_rows',
            'generate', 'told', 'picture_row', 'strays', 'collect', 'counts', 'missing_note', 'read_pictures']
 
-# %% ../../nbs/histvis/generate.ipynb #ce3ca2553
+# %% ../../nbs/histvis/generate.ipynb #c2a2f57ab
 from collections import Counter
 from pathlib import Path
-import hashlib, json, sys
+import hashlib, json, math, sys
 import numpy as np, pandas as pd, pyarrow as pa
 from ..core.batch import LastLine, minutes, progress_file
 from ..core.errors import HistError, InputError, disk_error
@@ -17,9 +17,10 @@ from ..core.io import Schema, atomic, conform, read_parquet, write_json, write_p
 from ..core.paths import relative
 from ..core.provenance import file_hash, read_manifest, text_hash, write_manifest
 from ..core.settings import check_choice
-from .imageplan import engine_for, hold, period_slug, picture_path, read_plan, settings_hash, settings_of, shard_rows
+from .imageplan import engine_for, hold, in_the_way, lies_at, period_slug, picture_path, read_plan, settings_hash, settings_of, shard_rows
+from .prompts import CONTROL
 from .names import Arm, parse_arm
-from .pictures import check_rgb, colourfulness, contact_sheet, decode, is_black, phash, pixel_hash, png_bytes, read_picture, write_picture
+from .pictures import MOST_PIXELS, check_rgb, colourfulness, contact_sheet, decode, is_black, phash, pixel_hash, png_bytes, read_picture, write_picture
 
 # %% ../../nbs/histvis/generate.ipynb #ca001d0bf
 KINDS = ('simulator', 'diffusers')
@@ -38,14 +39,16 @@ def open_engine(
     from histchrono.models.images import open_tti
     return open_tti(arm.model, **options)
 
-# %% ../../nbs/histvis/generate.ipynb #cc43f40e7
+# %% ../../nbs/histvis/generate.ipynb #c3a1bb826
 def _seal(record: dict) -> str: # over all else that the record says
     return text_hash(json.dumps({k: v for k, v in record.items() if k != 'seal'}, sort_keys=True, ensure_ascii=False), n=32)
 
-def _plain(x): # JSON values of what an engine said
-    if isinstance(x, dict): return {str(k): _plain(v) for k, v in x.items()}
-    if isinstance(x, (list, tuple)): return [_plain(v) for v in x]
-    if isinstance(x, np.generic): return x.item()
+def _plain(x, deep: int = 0): # JSON values of what an engine said
+    if deep > 40: raise ValueError('facts are nested too deep, or hold themselves')
+    if isinstance(x, dict): return {str(k): _plain(v, deep + 1) for k, v in x.items()}
+    if isinstance(x, (list, tuple)): return [_plain(v, deep + 1) for v in x]
+    if isinstance(x, np.generic): x = x.item()
+    if isinstance(x, float) and not math.isfinite(x): raise ValueError('facts hold a number that is none (NaN or infinite)')
     if x is None or isinstance(x, (str, int, float, bool)): return x
     raise TypeError(f"facts must be JSON values, not {type(x).__name__}")
 
@@ -62,11 +65,13 @@ def read_record(
     path, # .json
 ) -> dict | None: # None where there is none, or it is not whole or not as it was written
     "A row's record."
-    try: r = json.loads(Path(path).read_bytes())
-    except (OSError, ValueError): return None
-    return r if isinstance(r, dict) and r.get('seal') == _seal(r) and isinstance(r.get('status'), str) and isinstance(r.get('image_id'), str) else None
+    try:
+        if lies_at(path) != 'file': return None # a pipe would never end
+        r = json.loads(Path(path).read_bytes())
+        return r if isinstance(r, dict) and r.get('seal') == _seal(r) and isinstance(r.get('status'), str) and isinstance(r.get('image_id'), str) else None
+    except (OSError, ValueError, RecursionError): return None # cut off, nested without end, signs that no file can hold
 
-# %% ../../nbs/histvis/generate.ipynb #ca486312f
+# %% ../../nbs/histvis/generate.ipynb #c1416a59f
 def standing(
     images_dir, row: dict, # of IMAGES
 ) -> tuple[str, str, dict]: # 'ok' | 'failed:<why>' | 'missing' | 'edited', one line why, the record ({} where there is none)
@@ -74,52 +79,66 @@ def standing(
     images_dir = Path(images_dir)
     side = images_dir/picture_path(row, 'json')
     r = read_record(side)
-    if r is None: return ('edited', 'its record was changed or is not whole', {}) if side.exists() else ('missing', 'not drawn yet', {})
+    if r is None:
+        there = lies_at(side)
+        if not there: return 'missing', f'its place is {at}' if (at := lies_at(images_dir/picture_path(row))) not in ('', 'file') else 'not drawn yet', {}
+        if there.startswith('out of'): return 'missing', f'its record is {there}', {}
+        return 'edited', 'its record was changed or is not whole' if there == 'file' else f'its record is {there}', {}
     if r['image_id'] != row['image_id']: return 'edited', f"the record is that of {r['image_id']}", {}
     if any(r.get(k) != v for k, v in row.items() if k != 'row'): return 'edited', 'the record is of another plan', {}
     if r['status'] != 'ok': return r['status'], r.get('message', ''), r
     file = images_dir/r.get('path', picture_path(row))
-    if not file.is_file(): return 'missing', 'its file is not there', r
-    try: same = file_hash(file) == r['sha256']
+    if (at := lies_at(file)) != 'file': return 'missing', f'its file is {at}' if at else 'its file is not there', r
+    try: same = file_hash(file) == r.get('sha256')
     except (OSError, InputError) as e: return 'missing', f'its file cannot be read ({getattr(e, "strerror", None) or "gone"})', r
     return ('ok', r.get('message', ''), r) if same else ('edited', 'its file is not the one that was drawn', r)
 
-# %% ../../nbs/histvis/generate.ipynb #c65f505dd
+# %% ../../nbs/histvis/generate.ipynb #c8e8ad863
 def judge(
     drawn, # a `Drawn`
 ) -> tuple[str, str]: # 'ok' or 'failed:<why>', one line
     "Whether a picture can be kept."
-    x = getattr(drawn, 'image', None)
-    if getattr(drawn, 'status', 'ok') != 'ok': return (s if (s := str(drawn.status)).startswith('failed:') else f'failed:{s}'), _line(drawn.message)
+    x, said = getattr(drawn, 'image', None), getattr(drawn, 'message', '')
+    if getattr(drawn, 'status', 'ok') != 'ok': return (s if (s := _line(drawn.status)).startswith('failed:') else f'failed:{s}'), _line(said)
     if x is None: return 'failed:none', 'the engine gave no picture'
     if isinstance(x, np.ndarray) and x.dtype.kind == 'f' and not np.isfinite(x).all(): return 'failed:nan', 'the picture holds numbers that are none (NaN or infinite)'
     try: check_rgb(x)
     except InputError as e: return 'failed:format', _line(e)
+    if x.shape[0]*x.shape[1] > MOST_PIXELS: return 'failed:huge', f'{x.shape[1]} × {x.shape[0]} pixels, too many for a picture'
     if is_black(x): return 'failed:black', 'the picture is all black'
-    return 'ok', _line(drawn.message)
+    return 'ok', _line(said)
 
 def _line(e) -> str: # one short line, without the machine's paths
-    text = ' '.join(str(e).split())
+    text = ' '.join(str(e).encode('utf-8', 'replace').decode().split())
     return text.replace(str(Path.cwd()), '.').replace(str(Path.home()) + '/', '~/')[:300]
 
-# %% ../../nbs/histvis/generate.ipynb #c504f56c4
+def _raised(e: Exception) -> str: # what it says, where it can
+    try: return _line(f'{type(e).__name__}: {e}')
+    except Exception: return type(e).__name__
+
+# %% ../../nbs/histvis/generate.ipynb #c00b9945d
 _TEXT = ('image_id', 'arm', 'model', 'variant', 'activity', 'period', 'index', 'seed', 'prompt', 'negative_prompt', 'settings_hash')
 
-def _keep(folder: Path, row: dict, drawn, status: str, message: str, attempts: int, engine):
+def _made(row: dict, drawn, engine) -> tuple[bytes, dict]: # the PNG, and what the record says of it
+    "A picture's file, before it is one; raises whatever is wrong with the picture or its facts."
+    facts = {} if (f := getattr(drawn, 'facts', None)) is None else _plain(f)
+    if not isinstance(facts, dict): raise TypeError(f"facts must be a dict, not {type(f).__name__}")
+    json.dumps(facts, ensure_ascii=False).encode() # what no file can hold is refused here
+    rgb = np.ascontiguousarray(drawn.image)
+    data = png_bytes(rgb, {k: row[k] for k in _TEXT} | dict(engine=engine.name) | ({'simulated': 'drawn by a simulator, not by the model named'} if facts.get('simulated') else {}))
+    pixels = pixel_hash(rgb)
+    if pixel_hash(decode(data, picture_path(row)).rgb) != pixels: raise ValueError('the PNG does not hold the pixels that were drawn')
+    return data, dict(sha256=hashlib.sha256(data).hexdigest(), pixels=pixels, width=rgb.shape[1], height=rgb.shape[0], colourfulness=round(colourfulness(rgb), 6), phash=phash(rgb), facts=facts)
+
+def _keep(folder: Path, row: dict, data: bytes | None, status: str, message: str, attempts: int, engine, **said):
     "Write the picture, then its record; of a failed row the record alone."
-    file, said = folder/picture_path(row), dict(status=status, message=message, attempts=attempts, engine=engine.name)
-    if status == 'ok':
-        rgb = np.ascontiguousarray(drawn.image)
-        data = png_bytes(rgb, {k: row[k] for k in _TEXT} | dict(engine=engine.name) | ({'simulated': 'drawn by a simulator, not by the model named'} if drawn.facts.get('simulated') else {}))
-        pixels = pixel_hash(rgb)
-        if pixel_hash(decode(data, file).rgb) != pixels: raise ValueError('the PNG does not hold the pixels that were drawn')
-        said |= dict(sha256=hashlib.sha256(data).hexdigest(), pixels=pixels, width=rgb.shape[1], height=rgb.shape[0], colourfulness=round(colourfulness(rgb), 6), phash=phash(rgb),
-                     facts=_plain(drawn.facts))
+    file = folder/picture_path(row)
+    if data is not None:
         with atomic(file) as t: t.write_bytes(data)
     elif file.is_file(): file.unlink()
-    write_record(folder/picture_path(row, 'json'), row, **said)
+    write_record(folder/picture_path(row, 'json'), row, status=status, message=message, attempts=attempts, engine=engine.name, **said)
 
-# %% ../../nbs/histvis/generate.ipynb #c07fa578a
+# %% ../../nbs/histvis/generate.ipynb #cdd4f812e
 ATTEMPTS = 3
 
 def _ask(engine, rows: list, attempt: int) -> list: # a `Drawn`, or the exception, for each row
@@ -129,20 +148,35 @@ def _ask(engine, rows: list, attempt: int) -> list: # a `Drawn`, or the exceptio
         return list(out)
     except HistError: raise
     except Exception as e:
-        full = disk_error(e, 'what the engine keeps')
-        if full is not e: raise full from None
+        _if_full(e)
         return [e] if len(rows) == 1 else [_ask(engine, [r], attempt)[0] for r in rows]
+
+def _if_full(e: Exception):
+    "`DiskError` where an engine found the disk full."
+    try: full = disk_error(e, 'what the engine keeps')
+    except Exception: full = e # it does not even say what it is
+    if full is not e: raise full from None
 
 def _settle(folder: Path, row: dict, got, attempt: int, engine) -> str: # the row's status
     "Keep what came for a row, or why nothing did."
-    status, message = ('failed:error', _line(f'{type(got).__name__}: {got}')) if isinstance(got, Exception) else judge(got)
-    if status == 'ok':
-        try: _keep(folder, row, got, status, message, attempt + 1, engine)
-        except (ValueError, TypeError) as e: status, message = 'failed:error', _line(f'{type(e).__name__}: {e}')
-    if status != 'ok': _keep(folder, row, None, status, message, attempt + 1, engine)
+    data, said = None, {}
+    try:
+        if isinstance(got, Exception): raise got
+        status, message = judge(got)
+        if status == 'ok': data, said = _made(row, got, engine)
+    except Exception as e: status, message = 'failed:error', _raised(e) # nothing was written yet: the fault is the picture's
+    _keep(folder, row, data, status, message, attempt + 1, engine, **said)
     return status
 
-# %% ../../nbs/histvis/generate.ipynb #ce5b9f89f
+def _prepare(engine, rows: list): # prompts are encoded once
+    try:
+        if hasattr(engine, 'prepare'): engine.prepare([dict(r) for r in rows])
+    except HistError: raise
+    except Exception as e:
+        _if_full(e)
+        raise InputError(f"{engine.name} cannot prepare its rows ({_raised(e)}): correct the engine, or what it was opened with") from None
+
+# %% ../../nbs/histvis/generate.ipynb #c8ce87266
 def draw_rows(
     folder: Path, # the images'
     rows: list, # of IMAGES, one arm's
@@ -150,8 +184,8 @@ def draw_rows(
     done=lambda row, status: None, # called when a row's first attempt is over
 ) -> dict: # image_id → status
     "Draw rows in batches, then what failed one by one."
-    status, size = {}, max(1, int(getattr(engine, 'batch', 1)))
-    if hasattr(engine, 'prepare'): engine.prepare([dict(r) for r in rows]) # prompts are encoded once
+    status, size = {}, max(1, getattr(engine, 'batch', 1))
+    _prepare(engine, rows)
     for i in range(0, len(rows), size):
         for row, got in zip(rows[i:i + size], _ask(engine, rows[i:i + size], 0)):
             status[row['image_id']] = _settle(folder, row, got, 0, engine)
@@ -161,7 +195,7 @@ def draw_rows(
             if status[row['image_id']] != 'ok': status[row['image_id']] = _settle(folder, row, _ask(engine, [row], attempt)[0], attempt, engine)
     return status
 
-# %% ../../nbs/histvis/generate.ipynb #c0465afcc
+# %% ../../nbs/histvis/generate.ipynb #cc134a672
 def _bar(total: int, done: int, label: str, show: bool):
     from tqdm import tqdm
     kept = progress_file(f'images {label}') # inside a batch, its status line shows the bar
@@ -171,11 +205,19 @@ def _bar(total: int, done: int, label: str, show: bool):
 def _check_engine(engine, rows: list):
     "`InputError` where an engine would not draw what was planned."
     for r in rows[:1]:
-        if not callable(getattr(engine, 'draw', None)): raise InputError(f"{type(engine).__name__} is no engine: it needs `draw(rows, attempt)`")
+        kind = engine.__name__ if isinstance(engine, type) else type(engine).__name__
+        if isinstance(engine, type) or not callable(getattr(engine, 'draw', None)): raise InputError(f"{kind} is no engine: it needs `draw(rows, attempt)`")
+        if not isinstance(n := getattr(engine, 'name', None), str) or not n.strip() or CONTROL.search(n): raise InputError(f"{kind} is no engine: it needs a `name`, a line of text that says who draws")
+        if not isinstance(b := getattr(engine, 'batch', 1), (int, np.integer)) or isinstance(b, bool): raise InputError(f"the batch of {n} is {b!r}: give a whole number, of rows drawn together")
         if settings_hash(settings_of(engine), r['prompt'], r['negative_prompt'], r['seed']) != r['settings_hash']:
             raise InputError(f"the engine's settings are not those that {r['arm']} was planned with: plan the images again with this engine, or open it as it was")
 
-# %% ../../nbs/histvis/generate.ipynb #c9b99799f
+def _shut(folder: Path, row: dict, why: str) -> str: # the status of a row whose place is taken; its record says so where it can
+    if lies_at(side := folder/picture_path(row, 'json')) == 'file' or lies_at(side.parent) == 'a folder' and not lies_at(side):
+        write_record(side, row, status='failed:place', message=why, attempts=0)
+    return 'failed:place'
+
+# %% ../../nbs/histvis/generate.ipynb #ce0b78bdc
 def generate(
     images_dir, # where `plan_images` put the plan
     engine, # an engine for every arm, {arm: engine}, or a function of an `Arm`; opened only where something is to be drawn
@@ -200,6 +242,11 @@ def generate(
             def done(row, status):
                 if status != 'ok': why[status] += 1; bar.set_postfix_str(f'{why.total()} failed at first', refresh=False)
                 bar.update(1)
+            shut = {r['image_id']: at for r in todo if (at := in_the_way(folder, r))}
+            for r in todo:
+                if r['image_id'] in shut: end.append(_shut(folder, r, shut[r['image_id']])); done(r, end[-1])
+            for line in list(shut.values())[:3]: say(line)
+            todo = [r for r in todo if r['image_id'] not in shut]
             for label in dict.fromkeys(r['arm'] for r in todo):
                 part = [r for r in todo if r['arm'] == label]
                 e = engine_for(engine, _arm(part[0]))
@@ -243,7 +290,7 @@ def picture_row(
     return dict({k: row[k] for k in ('image_id', 'arm', 'period', 'activity_id', 'index')}, path=record.get('path') or picture_path(row),
                 status=status, message=message, attempts=record.get('attempts', 0), **{k: ok.get(k, '') for k in ('sha256', 'pixels', 'phash')}, **{k: ok.get(k, 0) for k in ('width', 'height')}, colourfulness=ok.get('colourfulness'))
 
-# %% ../../nbs/histvis/generate.ipynb #cb4844a81
+# %% ../../nbs/histvis/generate.ipynb #cd8bd5283
 def strays(
     images_dir, rows: list, # from `read_plan`
 ) -> list[Path]: # files of pictures and records that are no row's, relative
@@ -260,26 +307,39 @@ def _found(folder: Path, lost: list, others: list) -> dict: # image_id → where
         if p.suffix == '.json': # picture and record were moved together
             r = read_record(folder/p)
             if r and r['image_id'] in ids: out[r['image_id']] = p.with_suffix('.png')
-        elif want and (i := want.get(file_hash(folder/p))): out[i] = p
+        elif want and (i := want.get(_hash(folder/p))): out[i] = p
     return out
 
-# %% ../../nbs/histvis/generate.ipynb #c2cf2c3a4
-def _sheets(folder: Path, rows: list, pics: list, settings: dict, most: int = 100):
+def _hash(path) -> str: # '' where there is no file that can be read
+    try: return file_hash(path) if lies_at(path) == 'file' else ''
+    except (OSError, InputError): return ''
+
+# %% ../../nbs/histvis/generate.ipynb #ca75ae097
+def _sheet_names(cells: dict) -> dict: # (arm, period) → file; a hash behind those that would be one
+    names = {k: f"{_arm(cell[0][0]).slug}_{period_slug(k[1])}" for k, cell in cells.items() if k[1]} # an imported row may have no period
+    n = Counter(names.values())
+    return {k: f'{v}_{text_hash(*k, n=8)}.png' if n[v] > 1 else f'{v}.png' for k, v in names.items()}
+
+def _sheets(folder: Path, rows: list, pics: list, settings: dict, say, most: int = 100):
     "A contact sheet a cell: the first picture of each activity, then the second …, at most `most`."
     cells, names = {}, {p: label for p, label, _ in settings.get('periods', [])}
     word = {a: 'simulated pictures' if d.get('engine', {}).get('simulated') else 'pictures' for a, d in settings.get('arms', {}).items()}
     for r, p in zip(rows, pics): cells.setdefault((r['arm'], r['period']), []).append((r, p))
-    keep = set()
+    files = _sheet_names(cells)
     for (arm, period), cell in cells.items():
         if not period: continue # an imported row that could not be placed
+        file = folder/'sheets'/files[arm, period]
+        if (at := lies_at(file)) not in ('', 'file'): say(f"{relative(file)} is {at}: the contact sheet is left out; remove it, and collect again"); continue
         cell = sorted(cell, key=lambda rp: (rp[0]['index'], rp[0]['activity_id']))[:most]
         tiles = [(read_picture(folder/p['path']) if p['status'] == 'ok' else None, r['activity'] + ('' if p['status'] == 'ok' else f": {p['status']}")) for r, p in cell]
         n = sum(p['status'] == 'ok' for r, p in zip(rows, pics) if (r['arm'], r['period']) == (arm, period))
-        name = f"{_arm(cell[0][0]).slug}_{period_slug(period)}.png"
-        keep.add(name)
-        write_picture(folder/'sheets'/name, contact_sheet(tiles, f"{arm}, {names.get(period, period)}: {sum(p['status'] == 'ok' for _, p in cell)} of {n} {word.get(arm, 'pictures')}"), dict(arm=arm, period=period))
+        title = f"{arm}, {names.get(period, period)}: {sum(p['status'] == 'ok' for _, p in cell)} of {n} {word.get(arm, 'pictures')}"
+        write_picture(file, contact_sheet([(x, _shown(t)) for x, t in tiles], _shown(title)), dict(arm=arm, period=period))
     for p in (folder/'sheets').glob('*.png'):
-        if p.name not in keep: p.unlink() # of another plan
+        if p.name not in files.values() and p.is_file(): p.unlink() # of another plan
+
+def _shown(text: str) -> str: # what can be drawn in one line
+    return ' '.join(CONTROL.sub(' ', text).split())
 
 def collect(
     images_dir, # from `plan_images` and `generate`, or `collection.import_images`
@@ -298,7 +358,7 @@ def collect(
         lies = lambda r: f"; it lies at {where[r['image_id']]}: move it back" if r['image_id'] in where else ''
         pics = [picture_row(r, s, why + lies(r), rec) for r, (s, why, rec) in zip(rows, stand)]
         table = conform(pa.Table.from_pylist(pics, schema=PICTURES.fields), PICTURES)
-        if sheets: _sheets(folder, rows, pics, settings)
+        if sheets: _sheets(folder, rows, pics, settings, say)
         write_parquet(table, folder/'pictures.parquet', PICTURES)
         n = counts(table.to_pandas()) | dict(strays=len({p.with_suffix('') for p in other}))
         kept = {k: m[k] for k in ('manifest', 'imported') if k in m}

@@ -5,8 +5,9 @@
 # %% auto #0
 __all__ = ['STYLES', 'PROBE_CLASSES', 'VARIANTS', 'Arm', 'parse_arm', 'parse_arms']
 
-# %% ../../nbs/histvis/names.ipynb #caff5af17
+# %% ../../nbs/histvis/names.ipynb #c0cc3e666
 from dataclasses import dataclass
+from pathlib import Path
 import re
 from ..core.errors import InputError
 from ..core.provenance import text_hash
@@ -38,7 +39,7 @@ class Arm:
         "The arm as settings write it."
         return self.model if self.variant == 'neutral' else f'{self.model}:{self.variant}'
 
-# %% ../../nbs/histvis/names.ipynb #c2ecae69b
+# %% ../../nbs/histvis/names.ipynb #c31727405
 def _known(text: str): # the registry's row, by its name or the paper's label
     rows = [m for m in models().values() if m.kind == 'text_to_image']
     return next((m for m in rows if text.lower() in (m.name.lower(), m.reported.lower(), m.id.lower())), None)
@@ -47,21 +48,24 @@ def parse_arm(
     text: str, # 'model', 'model:variant', or a label as Table 1 prints it
 ) -> Arm:
     "Read an arm; `InputError` for an empty one, `SettingsError` with the nearest variant for an unknown one."
+    if not isinstance(text, (str, Path, Arm)): raise InputError(f"an arm is a text, not {type(text).__name__}: write it as SDXL or SDXL:mitigated_appendix_e")
     text = (text.setting if isinstance(text, Arm) else str(text)).strip()
     if text.lower() in (by := {(l := (m.reported or m.name) + said).lower(): Arm(l, m.name, v) for m in models().values() if m.kind == 'text_to_image' for v, said in _SAID.items()}): return by[text.lower()]
     model, variant = text, 'neutral'
     if (m := re.fullmatch(r'(.*):([^:/\\]*)', text, re.S)): model, variant = m[1].strip(), check_choice('prompt variant', m[2].strip(), VARIANTS, f'the arm {text!r}')
-    if not model or re.search(r'[\x00-\x1f]', model): raise InputError(f"{text!r} names no model: write an arm as SDXL or SDXL:mitigated_appendix_e")
+    if not model or re.search(r'[\x00-\x1f\ud800-\udfff]', model): raise InputError(f"{text!r} names no model: write an arm as SDXL or SDXL:mitigated_appendix_e")
     row = _known(model)
     if row is None and model.lower() in {m.lower() for m in models()}: raise InputError(f"{model} draws no pictures ({get(model).kind}): name a text-to-image model")
     return Arm(((row.reported or row.name) if row else model) + _SAID[variant], row.name if row else model, variant)
 
-# %% ../../nbs/histvis/names.ipynb #cdb0825be
+# %% ../../nbs/histvis/names.ipynb #c0e9464df
 def parse_arms(
     texts, # a list, or words apart by spaces as settings write them
 ) -> list[Arm]: # in order
     "Read several arms; `InputError` where there is none, or where two would share a folder."
-    out = [parse_arm(t) for t in (texts.split() if isinstance(texts, str) else texts)]
+    try: texts = texts.split() if isinstance(texts, str) else list(texts)
+    except TypeError: raise InputError(f"arms are a list or a text, not {type(texts).__name__}: name at least one model, such as SDXL") from None
+    out = [parse_arm(t) for t in texts]
     if not out: raise InputError("no arm is named: name at least one model, such as SDXL")
     seen = {}
     for a in out:
