@@ -135,9 +135,29 @@ def test_bad_weights(tmp_path):
     with pytest.raises(InputError, match="cannot be loaded"):
         open_encoder("ResNet-50", weights=tmp_path)
     for bad, words in ((dict(name="ResNet-51"), "is no encoder"), (dict(name="GPT-4o"), "is no encoder"), (dict(name="timm:nothing"), "timm knows no model"),
+                       (dict(name="timm:resnet10t.nope"), "timm knows no model 'resnet10t.nope'"), (dict(name=None), "no encoder's name"), (dict(name="ResNet-50", weights=tmp_path, device="tpu9"), "device 'tpu9' is not here"),
+                       (dict(name="texture-colour", device="cuda:77"), "device 'cuda:77' is not here"), (dict(name="texture-colour", weights=tmp_path), "has no weights"),
                        (dict(name="ResNet-50", weights=tmp_path, preprocess="imagenet"), "unknown preprocess"), (dict(name="texture-colour", preprocess="backbone"), "use preprocess='paper'")):
-        with pytest.raises(InputError, match=words):
+        with pytest.raises(InputError, match=words) as e:
             open_encoder(**bad)
+        assert "\n" not in str(e.value)
+
+
+def test_another_vits_weights(tmp_path, caplog):
+    "timm resamples patches and position embeddings: what is another model's would load without a word."
+    from safetensors.torch import load_file, save_file
+    small = "timm:test_vit.r160_in1k"
+    saved("test_vit.r160_in1k", tmp_path)
+    open_encoder(small, weights=tmp_path, device="cpu")
+    assert "Unexpected keys" not in caplog.text
+    file = tmp_path / "model.safetensors"
+    whole = load_file(file)
+    patch = "patch_embed.proj.weight"
+    for key, value, words in ((patch, torch.zeros(64, 3, 32, 32), patch + r" is \(64, 3, 32, 32\), not \(64, 3, 16, 16\)"), ("blocks.0.mlp.fc1.weight", torch.zeros(8, 64), r"blocks.0.mlp.fc1.weight is \(8, 64\)"),
+                              ("norm.weight", torch.zeros(64, 1), "norm.weight"), ("norm.weight", None, "it lacks norm.weight"), ("extra.weight", torch.zeros(1), "extra.weight has no place")):
+        save_file({k: v for k, v in {**whole, key: value}.items() if v is not None}, file)
+        with pytest.raises(InputError, match=words) as e: open_encoder(small, weights=tmp_path, device="cpu")
+        assert "\n" not in str(e.value)
 
 
 def test_no_number_is_no_feature(tmp_path):

@@ -261,6 +261,121 @@ def test_bad_input(trained, texture, tmp_path):
     with pytest.raises(InputError, match="was trained on other"): evaluate_probes([(other, texture)], items(6, 3), "same")
 
 
+def test_a_probe_file_that_was_edited(trained, tmp_path):
+    import json, struct
+    raw, (path, probe, _), bad = trained[0].read_bytes(), trained, tmp_path / "p.safetensors"
+    n = struct.unpack("<Q", raw[:8])[0]
+
+    def edited(change):
+        head = json.loads(raw[8:8 + n])
+        facts = json.loads(head["__metadata__"]["histchrono"])
+        facts = change(facts, head) or facts
+        head["__metadata__"]["histchrono"] = json.dumps(facts, sort_keys=True)
+        head = json.dumps(head).encode()
+        head += b" " * (-len(head) % 8)
+        bad.write_bytes(struct.pack("<Q", len(head)) + head + raw[8 + n:])
+
+    edited(lambda f, h: None)
+    assert load_probe(bad).facts == probe.facts, "the test's own writing is refused"
+    for change in (lambda f, h: f.update(classes=f["classes"][::-1]), lambda f, h: f.update(classes=f["classes"][:4]), lambda f, h: f.update(classes=None), lambda f, h: f.update(weights_hash="0" * 16), lambda f, h: f["facts"].update(seed=1),
+                   lambda f, h: f.pop("sha256") and None, lambda f, h: [f], lambda f, h: h["mean"].update(dtype="I64"), lambda f, h: h["weight"].update(shape=h["weight"]["shape"][::-1]), lambda f, h: h.update(biases=h.pop("bias"))):
+        edited(change)
+        with pytest.raises(InputError, match="p.safetensors was changed or is damaged: train the probe again$"): load_probe(bad)
+    for at in (8 + n + 3, len(raw) - 2):  # one bit of a number
+        bad.write_bytes(raw[:at] + bytes([raw[at] ^ 8]) + raw[at + 1:])
+        with pytest.raises(InputError, match="was changed or is damaged"): load_probe(bad)
+    from dataclasses import replace
+    for wrong in (dict(scale=probe.scale * 0), dict(bias=probe.bias[:1]), dict(classes=PROBE_CLASSES[::-1]), dict(weight=probe.weight * np.nan)):
+        with pytest.raises(InputError, match="cannot be kept"): save_probe(replace(probe, **wrong), tmp_path / "q")
+    with pytest.raises(InputError, match="no numbers"): probe.decide(np.full((1, len(probe.mean)), np.nan))
+
+
+def test_nothing_to_train_or_evaluate(texture, tmp_path):
+    from histchrono.histvis.smallnet import train_small
+    none = np.zeros((0, texture.dim))
+    for call, words in ((lambda: train_probe(none, [], none, [], texture), "no training picture is there"), (lambda: train_probe([], [], [], [], texture), "no training picture is there"), (lambda: train_on(items(30, 1), items(30, 2), texture, epochs=0), "at least one epoch"),
+                        (lambda: train_small(None, [], None, [], tmp_path / "s", epochs=0), "epochs=0"), (lambda: evaluate_probes([], items(6, 1), "same"), "no probe was given"), (lambda: train_encoders(items(6, 1), items(6, 2), tmp_path, ()), "no encoder was named")):
+        with pytest.raises(InputError, match=words): call()
+    g = np.random.default_rng(0)  # features of a tiny unit
+    x, y = np.eye(5)[np.arange(50) % 5] * 1e-9 + g.normal(0, 1e-11, (50, 5)), np.array(PROBE_CLASSES, object)[np.arange(50) % 5]
+    tiny = train_probe(x, y, x, y, Encoder("tiny", "paper", 5, "x", None))
+    assert (tiny.scale < 1e-8).all() and (tiny.decide(x)[0] == y).all()
+
+
+READ_ONLY = """
+import os, sys
+from histchrono.core.errors import InputError
+from histchrono.histvis.style import label_pictures, open_encoder
+import torch, cv2, scipy.fft, safetensors.numpy, histchrono.histvis.texture
+from PIL import Image
+Image.init() # all that is imported is imported before the rights are given up
+images, probe, cache, room = sys.argv[1:]
+open_encoder('texture-colour'); os.getuid() or (os.setgid(65534), os.setuid(65534))
+print(label_pictures(images, probe, room + '/l.parquet', cache=cache, say=print)['labelled'])
+try: label_pictures(images, probe, images + '/l.parquet', cache=cache, say=lambda line: print('worked'))
+except InputError as e: print(e)
+"""
+
+
+def test_places_that_may_only_be_read(trained, texture, tmp_path):
+    "A damaged cache is passed over, and a result that cannot be written is found before the work."
+    import shutil, tempfile
+    top = Path(tempfile.mkdtemp())  # pytest's own folder is closed to others
+    try:
+        f = run_folder(top / "images", 8)
+        shutil.copy(trained[0], top / "p.safetensors")
+        label_pictures(f, top / "p.safetensors", tmp_path / "l.parquet", cache=top / "cache")
+        shard = next((top / "cache").rglob("*.parquet"))
+        shard.write_bytes(shard.read_bytes()[:99])
+        (top / "room").mkdir()
+        for p in (top, *top.rglob("*")): p.chmod(0o777 if p.name == "room" else 0o555 if p.is_dir() else 0o444)
+        r = subprocess.run([sys.executable, "-c", READ_ONLY, *(str(top / n) for n in ("images", "p.safetensors", "cache", "room"))], env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}, capture_output=True, text=True, timeout=120)
+        lines = r.stdout.splitlines()
+        assert not r.stderr and "new features are not kept" in lines[0] and "8" in lines and "l.parquet cannot be written (Permission denied)" in lines[-1] and "worked" not in lines, r.stdout + r.stderr[-900:]
+        assert (top / "room" / "l.parquet").read_bytes() == (tmp_path / "l.parquet").read_bytes()
+    finally:
+        for p in (top, *(p for p in top.rglob("*") if p.is_dir())): p.chmod(0o755)
+        shutil.rmtree(top)
+
+
+def change(f, **columns):
+    "The table of pictures with values put in: column=(row, value); None for a row drops the column."
+    pics = pd.read_parquet(f / "pictures.parquet")
+    for c, (i, v) in columns.items():
+        if i is None: pics = pics.drop(columns=c)
+        else: pics[c] = pics[c].astype(object); pics.loc[i, c] = v
+    t = pa.Table.from_pandas(pics, preserve_index=False)
+    write_parquet(t, f / "pictures.parquet", Schema("pictures", 1, t.schema.remove_metadata()))
+
+
+def test_labels_do_not_depend_on_the_cache(trained, tmp_path):
+    import hashlib
+    path, *_ = trained
+    f = run_folder(tmp_path / "images", 8)
+    label_pictures(f, path, tmp_path / "warm.parquet", cache=tmp_path / "c")  # all features are kept
+    bad = f / f"sdxl/17th/{3:016x}.png"
+    bad.write_bytes(bad.read_bytes()[:-30])  # cut off before it was collected
+    change(f, sha256=(3, hashlib.sha256(bad.read_bytes()).hexdigest()), colourfulness=(5, 0.5))  # and a photograph's colourfulness was altered
+    change(f, colourfulness=(4, 999.0))
+    for name in ("warm", "cold"): label_pictures(f, path, tmp_path / f"{name}.parquet", cache=tmp_path / ("c" if name == "warm" else "new"))
+    assert (tmp_path / "warm.parquet").read_bytes() == (tmp_path / "cold.parquet").read_bytes()
+    got = read_labels(tmp_path / "cold.parquet").set_index("image_id")
+    assert got.status[f"{3:016x}"] == "failed:truncated" and got["style"][f"{4:016x}"] == "photography"
+    assert all(got.colourfulness[f"{i:016x}"] == colourfulness(draw(STYLES[i % 6], i)) for i in (4, 5)), "the pixels count, not the table"
+
+
+def test_tables_of_pictures_that_lack_something(trained, tmp_path):
+    path, *_ = trained
+    for columns, words in ((dict(image_id=(1, f"{0:016x}")), "in two rows"), (dict(path=(1, None)), "says nothing of path in 1 rows"), (dict(sha256=(None, 0)), r"missing columns \['sha256'\]"), (dict(colourfulness=(0, "much")), "pictures v1")):
+        f = run_folder(tmp_path / "images", 4)
+        if columns.get("colourfulness"): columns = {"colourfulness": (slice(None), "much")}
+        change(f, **columns)
+        with pytest.raises(SchemaError, match=words) as e: label_pictures(f, path, tmp_path / "l.parquet")
+        assert "\n" not in str(e.value) and "collect the pictures again" in str(e.value)
+    for n in (0, -1, "2", 1.5):
+        with pytest.raises(InputError, match="at least 1"): label_pictures(f, path, tmp_path / "l.parquet", workers=n)
+
+
 def test_no_room(trained, tmp_path):
     path, *_ = trained
     f = run_folder(tmp_path / "images", 40)
@@ -389,8 +504,55 @@ def test_wikiart_bad_input(tmp_path):
     table(tmp_path, rows)
     r = build_wikiart(tmp_path, tmp_path / "c.csv")  # far fewer than the paper's numbers: said, not hidden
     assert r["short"]["train"]["drawing"] + r["kept"]["train"]["drawing"] == 1280 and not list(tmp_path.glob(".*.tmp"))
-    for call, words in ((lambda: build_wikiart(tmp_path / "none", tmp_path / "c.csv"), "is no folder"), (lambda: build_wikiart(tmp_path, tmp_path / "c.csv", per_class=(0, 1)), "give at least one"), (lambda: build_wikiart(tmp_path, tmp_path / "c.csv", tmp_path / "m.json"), "is missing"),
+    for call, words in ((lambda: build_wikiart(tmp_path / "none", tmp_path / "c.csv"), "is no folder"), *((lambda n=n: build_wikiart(tmp_path, tmp_path / "c.csv", per_class=n), "at least one training and one validation") for n in ((0, 1), (3,), 5, "ab", (2.5, 1))),
+                        (lambda: build_wikiart(tmp_path, tmp_path / "c.csv", licences="public domain"), "give a list"), (lambda: build_wikiart(tmp_path, tmp_path / "c.csv", licences=("free",)), "give a list"), (lambda: build_wikiart(tmp_path, tmp_path / "c.csv", workers="2"), "whole number"),
+                        (lambda: build_wikiart(tmp_path, tmp_path / "metadata.csv"), "download's own table"), (lambda: build_wikiart(tmp_path, tmp_path), "end it in .csv"), (lambda: build_wikiart(tmp_path, tmp_path / "c.csv", tmp_path / "m.json"), "is missing"),
                         (lambda: list(wikiart_items(tmp_path, tmp_path / "none.csv", "train")), "make it with build_wikiart"), (lambda: list(wikiart_items(tmp_path, tmp_path / "c.csv", "test")), "no test pictures")):
         with pytest.raises(HistError, match=words): call()
     (tmp_path / "m.json").write_text("{")
     with pytest.raises(InputError, match="is no JSON"): build_wikiart(tmp_path, tmp_path / "c.csv", tmp_path / "m.json")
+    good = pd.DataFrame(rows).to_csv(index=False)
+    lines = good.splitlines()
+    head, long = lines[0], f'x.png,"{"o" * 140000}",,PD,x'
+    for text, words in (("\n".join(lines[:9] + [lines[9].replace(",", ',"', 1)] + lines[10:]), "line 10: cannot be read as CSV"), ("\n".join(lines[:9] + [lines[9] + ",more"] + lines[10:]), "line 10: 6 fields under 5"), (good + long, "line 22: .*field larger"),
+                        ("\n".join(lines[:9] + [f'x.png,"{chr(10) * 12}",,PD,x'] + lines[9:]), "line 10: a field goes on over 13 lines"), (head, "no rows"), (head.replace("genre", "path"), "two columns are called 'path'")):
+        (tmp_path / "m.csv").write_text(text)
+        with pytest.raises(InputError, match=words) as e: build_wikiart(tmp_path, tmp_path / "c.csv", tmp_path / "m.csv")
+        assert "\n" not in str(e.value)
+    (tmp_path / "m.json").write_text("[" * 100_000)
+    with pytest.raises(InputError, match="more levels"): build_wikiart(tmp_path, tmp_path / "c.csv", tmp_path / "m.json")
+    assert (tmp_path / "metadata.csv").read_text() == good
+
+
+@pytest.mark.parametrize("text", """non-public domain|Non-PD|Non-CC0|Public domain: no|PD: false|is_public_domain=False|no longer public domain|never public domain|No public domain|outside the public domain|in copyright, public domain 2030|
+© 1990, public domain in some countries|copyright undetermined / public domain|Copyright; CC0 metadata|CC0 metadata only|Image © Museum; metadata CC0|CC BY: personal use only|Public domain?|CC BY 4.0 except logos|https://creativecommons.org/licenses/by/4.0/ does not apply""".replace("\n", "").split("|"))
+def test_a_licence_that_is_denied_or_qualified(text):
+    from histchrono.histvis.wikiart import licence_of
+    assert licence_of(text) == "other"
+
+
+def test_rows_that_speak_of_one_file(tmp_path):
+    "No licence and no technique wins over another; equal rows are one."
+    rows = wikiart(tmp_path, 6)
+    first, second, third = (r["path"] for r in rows[6:9])
+    extra = [dict(rows[6], license="All rights reserved"), dict(rows[7], technique="oil"), dict(rows[8]), dict(rows[8], path="./" + third)]
+    made = []
+    for given in (rows + extra, (rows + extra)[::-1]):
+        table(tmp_path, given)
+        r = build_wikiart(tmp_path, tmp_path / "c.csv", per_class=(4, 2))
+        made.append((tmp_path / "c.csv").read_bytes())
+        assert r["left_out"]["rows that contradict each other"] == 4 and r["left_out"]["said again of the same file"] == 2 and r["read"] == 34 == sum(r["left_out"].values()) + sum(sum(v.values()) for v in r["kept"].values())
+        assert not {first, second} & set(pd.read_csv(tmp_path / "c.csv").path)
+    assert made[0] == made[1]
+
+
+def test_artists_of_a_class(tmp_path):
+    rows = wikiart(tmp_path, 6)
+    for who, words in (("Dürer", r"all 6 pictures of engraving are by one artist \(Dürer\)"), ("dürer ", r"all 6 pictures of engraving are by one artist")):
+        table(tmp_path, [dict(r, artist=(who if i % 2 else "Dürer")) if 6 <= i < 12 else r for i, r in enumerate(rows)])
+        with pytest.raises(InputError, match=words): build_wikiart(tmp_path, tmp_path / "c.csv", per_class=(4, 2))
+    table(tmp_path, [dict(r, artist=("", "Unknown")[i % 2]) if 6 <= i < 12 else r for i, r in enumerate(rows)])  # nobody is no artist: by picture, and counted
+    r = build_wikiart(tmp_path, tmp_path / "c.csv", per_class=(4, 2))
+    assert r["artist_unknown"] == r["kept"]["train"]["engraving"] + r["kept"]["validation"]["engraving"] > 2
+    table(tmp_path, rows[:6] + rows[6:7] + rows[12:])
+    with pytest.raises(InputError, match="only one picture of engraving"): build_wikiart(tmp_path, tmp_path / "c.csv", per_class=(4, 2))

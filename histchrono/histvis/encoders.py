@@ -4,7 +4,8 @@
 
 # %% auto #0
 __all__ = ['PREPROCESS', 'TEXTURE', 'SMALL', 'Encoder', 'check_preprocess', 'texture_encoder', 'weights_file', 'find_weights',
-           'one_thread', 'backbone', 'dry_dim', 'as_input', 'torch_encoder', 'encoder_names', 'open_encoder']
+           'one_thread', 'first_reason', 'backbone', 'dry_dim', 'as_input', 'check_device', 'torch_encoder',
+           'encoder_names', 'open_encoder']
 
 # %% ../../nbs/histvis/encoders.ipynb #c51d47029
 from contextlib import contextmanager
@@ -100,7 +101,7 @@ def find_weights(
     path = weights if weights is not None else named_path(name)
     return weights_file(path if path is not None else from_hub(hub_id), name)
 
-# %% ../../nbs/histvis/encoders.ipynb #ca2da5798
+# %% ../../nbs/histvis/encoders.ipynb #c156837b9
 @contextmanager
 def one_thread():
     "torch on one thread, so that sums run in one order whatever the machine; the caller's number comes back."
@@ -111,19 +112,52 @@ def one_thread():
     finally: torch.set_num_threads(before)
 
 _HEADS = ('head', 'fc.', 'classifier', 'pre_logits', 'mask_token') # of checkpoints; features do without
+_PATCH, _SIZED = 'patch_embed.proj.weight', ('pos_embed', 'relative_position', 'attn_mask') # the latter have another shape for another input size
+
+def _shapes(file) -> dict: # key → shape, from the head of a safetensors file
+    from safetensors import safe_open
+    with safe_open(str(file), 'pt') as f: out = {k: tuple(f.get_slice(k).get_shape()) for k in f.keys()}
+    return out | {_PATCH: s for k, s in out.items() if k.endswith('.' + _PATCH)}
+
+def _other_shape(shapes: dict, net, resized: bool) -> str: # what the file has in another shape than the network; '' = nothing
+    here = {k: tuple(v.shape) for k, v in net.state_dict().items()}
+    loose = lambda k: '.downsample.' in k or resized and any(w in k for w in _SIZED) # old files of Swin count their downsampling otherwise
+    return next((f'{k} is {s}, not {here[k]}' for k, s in sorted(shapes.items()) if k in here and len(s) == len(here[k]) and s != here[k] and not loose(k)), '')
+
+def _misfit(shapes: dict, net) -> str: # the first thing that the file lacks or has no place for
+    here = set(net.state_dict())
+    return next((f'it lacks {k}' for k in sorted(here - set(shapes))), '') or next((f'{k} has no place' for k in sorted(set(shapes) - here) if not k.startswith(_HEADS)), '')
 
 @contextmanager
-def _noting():
-    "What a checkpoint leaves out: timm drops its head and then loads loosely, so a wrong file would leave the network random without a word."
-    import torch
-    load, missing = torch.nn.Module.load_state_dict, []
-    def noting(self, *args, **kw):
+def _checked(shapes: dict, resized: bool):
+    "timm resamples patches of another size, drops its head and then loads loosely: a wrong file would load, or leave the network random, without a word."
+    import logging, torch
+    load, missing, log = torch.nn.Module.load_state_dict, [], logging.getLogger('timm')
+    def checked(self, *args, **kw):
+        if why := _other_shape(shapes, self, resized): raise ValueError(why)
         out = load(self, *args, **kw)
         missing.extend([f'it lacks {k}' for k in out.missing_keys] + [f'{k} has no place' for k in out.unexpected_keys if not k.startswith(_HEADS)])
         return out
-    torch.nn.Module.load_state_dict = noting
+    torch.nn.Module.load_state_dict, level = checked, log.level
+    log.setLevel(logging.ERROR) # it warns of the head that is not wanted
     try: yield missing
-    finally: torch.nn.Module.load_state_dict = load
+    finally:
+        torch.nn.Module.load_state_dict = load
+        log.setLevel(level)
+
+def _timm_cfg(timm_id: str): # timm's configuration
+    import timm
+    try: cfg = timm.get_pretrained_cfg(timm_id)
+    except RuntimeError: cfg = None # a known model, an unknown tag
+    if cfg is None: raise InputError(f"timm knows no model {timm_id!r}: correct the id")
+    return cfg
+
+def first_reason(
+    e: Exception, # raised while weights were loaded
+) -> str: # a line
+    "Why weights do not fit; torch names the key on its second line."
+    lines = [l.strip() for l in str(e).splitlines() if l.strip()] or [type(e).__name__]
+    return (lines[1] if lines[0].endswith(':') and len(lines) > 1 else lines[0])[:160]
 
 def backbone(
     timm_id: str, # such as 'resnet50.tv_in1k'
@@ -132,16 +166,20 @@ def backbone(
 ): # a frozen torch module that gives features
     "A timm backbone without its head, in eval mode; `InputError` where the weights do not fit."
     import timm
-    cfg = timm.get_pretrained_cfg(timm_id)
-    if cfg is None: raise InputError(f"timm knows no model {timm_id!r}: correct the id")
+    cfg = _timm_cfg(timm_id)
     own = dict(img_size=size) if cfg.fixed_input_size and cfg.input_size[-1] != size else {}
-    # with `file`, timm converts the checkpoint as it would the hub's (names, position embeddings)
-    load = dict(pretrained=True, pretrained_cfg_overlay=dict(file=str(weights), custom_load=False)) if weights else dict(pretrained=False)
+    build = lambda **load: timm.create_model(timm_id, num_classes=0, **own, **load)
+    if not weights: return build(pretrained=False).eval().requires_grad_(False)
+    shapes, why = {}, ''
     try:
-        with _noting() as wrong: net = timm.create_model(timm_id, num_classes=0, **own, **load)
-        why = wrong[0] if wrong else ''
+        shapes = _shapes(weights)
+        # with `file`, timm converts the checkpoint as it would the hub's (names, position embeddings)
+        with _checked(shapes, cfg.input_size[-1] != size) as wrong: net = build(pretrained=True, pretrained_cfg_overlay=dict(file=str(weights), custom_load=False))
+        why = next(iter(wrong), '')
     except MemoryError: raise
-    except Exception as e: why = (str(e).strip().splitlines() or [type(e).__name__])[0][:100]
+    except Exception as e:
+        why = first_reason(e)
+        if shapes and not any(k in why for k in shapes): why = _misfit(shapes, build(pretrained=False)) or why
     if why: raise InputError(f"{weights} cannot be loaded into {timm_id} ({why}): name the file that belongs to it")
     return net.eval().requires_grad_(False)
 
@@ -164,7 +202,19 @@ def as_input(
     x = np.stack([resized(i, size) for i in images]).astype(np.float32)/np.float32(255)
     return np.ascontiguousarray(((x - np.float32(mean))/np.float32(std)).transpose(0, 3, 1, 2))
 
-# %% ../../nbs/histvis/encoders.ipynb #cdbeab5a7
+# %% ../../nbs/histvis/encoders.ipynb #c7012525f
+def check_device(
+    device: str = '', # '' = a GPU where there is one
+) -> str: # 'cpu', 'cuda', 'cuda:1', … or 'mps'
+    "`InputError` for a device that torch cannot use here."
+    import torch
+    if device == '': return 'cuda' if torch.cuda.is_available() else 'cpu'
+    try: d = torch.device(device)
+    except (RuntimeError, TypeError): d = None
+    there = d is not None and (d.type == 'cpu' or d.type == 'cuda' and (d.index or 0) < torch.cuda.device_count() or d.type == 'mps' and torch.backends.mps.is_available())
+    if not there: raise InputError(f"device {device!r} is not here: use cpu{', or cuda' if torch.cuda.is_available() else ' (there is no GPU)'}")
+    return device
+
 def torch_encoder(
     name: str, # as tables print it
     net, # a frozen module, images → features
@@ -176,23 +226,21 @@ def torch_encoder(
 ) -> Encoder:
     "A network as an encoder: a picture at a time on a CPU, 64 at a time on a GPU."
     import torch
-    device = device or ('cuda' if torch.cuda.is_available() else 'cpu')
+    device = check_device(device)
     net = net.to(device).eval()
     norm = (mean, std) if preprocess == 'backbone' else ()
     def run(images):
         with torch.inference_mode(), one_thread(): return net(torch.from_numpy(as_input(images, size, *norm)).to(device)).float().cpu().numpy()
     return Encoder(name, preprocess, dry_dim(net, size), weights_hash, run, size, device, 1 if device == 'cpu' else 64)
 
-# %% ../../nbs/histvis/encoders.ipynb #ce79214ab
+# %% ../../nbs/histvis/encoders.ipynb #c2801a313
 def encoder_names() -> list[str]:
     "What `open_encoder` opens."
     return [TEXTURE, SMALL, *(m.name for m in models().values() if m.kind == 'encoder')]
 
 def _timm(name: str, timm_id: str, weights, preprocess: str, device: str) -> Encoder:
-    import timm
     check_preprocess(preprocess, name)
-    cfg = timm.get_pretrained_cfg(timm_id)
-    if cfg is None: raise InputError(f"timm knows no model {timm_id!r}: correct the id")
+    cfg = _timm_cfg(timm_id)
     file = find_weights(name, cfg.hf_hub_id or f'timm/{timm_id}', weights)
     return torch_encoder(name, backbone(timm_id, file), file_hash(file)[:16], preprocess, 224, cfg.mean, cfg.std, device)
 
@@ -203,6 +251,9 @@ def open_encoder(
     device: str = '', # '' = a GPU where there is one
 ) -> Encoder:
     "An encoder, ready; an error says in one line what is missing and how to get it (§4.1: the seven encoders)."
+    if not isinstance(name, str): raise InputError(f"{name!r} is no encoder's name: use {', '.join(encoder_names())}")
+    if name == TEXTURE and weights is not None: raise InputError(f"{TEXTURE} has no weights: leave them out, or name another encoder than {TEXTURE}")
+    if device: check_device(device)
     if name == TEXTURE: return texture_encoder(preprocess)
     if name == SMALL:
         from histchrono.histvis.smallnet import small_encoder

@@ -5,8 +5,9 @@
 # %% auto #0
 __all__ = ['count_confusion', 'scores', 'Probe', 'train_probe', 'save_probe', 'read_safetensors', 'check_match', 'load_probe']
 
-# %% ../../nbs/histvis/probe.ipynb #c4d38cb89
+# %% ../../nbs/histvis/probe.ipynb #c8d7e5826
 from dataclasses import dataclass, field
+from hashlib import sha256
 from pathlib import Path
 import json
 
@@ -16,7 +17,7 @@ import pandas as pd
 from ..core.errors import InputError
 from ..core.io import atomic
 from ..core.provenance import rng
-from .encoders import Encoder, check_preprocess, one_thread
+from .encoders import PREPROCESS, Encoder, check_preprocess, one_thread
 from .names import PROBE_CLASSES
 
 # %% ../../nbs/histvis/probe.ipynb #c93797eb5
@@ -42,7 +43,7 @@ def scores(
     f1 = np.divide(2*hit, m.sum(0) + m.sum(1), out=np.zeros(len(m)), where=m.sum(0) + m.sum(1) > 0)
     return dict(accuracy=float(hit.sum()/total) if total else float('nan'), macro_f1=float(f1.mean()) if total else float('nan'), f1=dict(zip(confusion.index, map(float, f1))), n=int(total))
 
-# %% ../../nbs/histvis/probe.ipynb #c605c4852
+# %% ../../nbs/histvis/probe.ipynb #c2c5f4377
 @dataclass(frozen=True)
 class Probe:
     "A linear classifier on the features of one encoder."
@@ -60,6 +61,7 @@ class Probe:
         "Scores before softmax, of features (n, d)."
         x = np.asarray(x, np.float64)
         if x.ndim != 2 or x.shape[1] != len(self.mean): raise InputError(f"features of shape {x.shape} do not fit a probe on {len(self.mean)} columns: use {self.encoder}'s")
+        if not np.isfinite(x).all(): raise InputError(f"features hold values that are no numbers: compute them again with {self.encoder}")
         z = (x - self.mean)/self.scale
         return np.array([(self.weight*row).sum(1) for row in z]).reshape(len(z), len(self.classes)) + self.bias
 
@@ -75,14 +77,19 @@ class Probe:
         k = p.argmax(1) if len(p) else np.zeros(0, int)
         return np.array(self.classes, object)[k], p[np.arange(len(p)), k]
 
-# %% ../../nbs/histvis/probe.ipynb #c8141bbf4
+# %% ../../nbs/histvis/probe.ipynb #ca18de1bb
 def _check_labels(y, x, classes, what: str) -> np.ndarray: # class numbers
     y, at = list(y), {c: i for i, c in enumerate(classes)}
+    if not y: raise InputError(f"no {what} picture is there: a probe needs some of each of {', '.join(classes)}")
     if odd := sorted({str(l) for l in y} - set(classes)): raise InputError(f"{what} label {odd[0]!r} is none of {', '.join(classes)}: correct it")
     if gone := [c for c in classes if c not in set(y)]: raise InputError(f"no {what} picture of {gone[0]}: a probe needs some of each of {', '.join(classes)}")
     if len(x) != len(y): raise InputError(f"{len(x)} rows of features and {len(y)} {what} labels: give one of each a picture")
     if not np.isfinite(x).all(): raise InputError(f"{what} features hold values that are no numbers: compute them again")
     return np.array([at[l] for l in y])
+
+def _spread(x: np.ndarray) -> np.ndarray: # (d,): the deviation of each column
+    scale = x.std(0)
+    return np.where(scale > 1e-6*np.abs(x).max(0), scale, 1.0) # a column that never changes says nothing; what float32 rounds is no change
 
 def _fit(z, y, z_val, y_val, n_classes: int, gen, epochs: int, lr: float, batch: int) -> tuple: # weight, bias, best epoch, loss and accuracy of each epoch
     import torch
@@ -116,11 +123,11 @@ def train_probe(
     facts: dict = (), # more to remember, JSON values
 ) -> Probe:
     "Train a linear probe as Appendix D has it; the epoch with the lowest validation cross-entropy is kept."
-    x, x_val = (np.asarray(a, np.float64).reshape(len(a), -1) for a in (x, x_val))
+    if epochs < 1 or batch < 1 or not lr > 0: raise InputError(f"epochs={epochs}, batch={batch}, lr={lr}: give at least one epoch, one picture a step and a rate above 0")
+    x, x_val = (np.asarray(a, np.float64).reshape(len(a), -1 if len(a) else encoder.dim) for a in (x, x_val))
     n, n_val = _check_labels(y, x, classes, 'training'), _check_labels(y_val, x_val, classes, 'validation')
     if x.shape[1] != encoder.dim or x_val.shape[1] != encoder.dim: raise InputError(f"features have {x.shape[1]} and {x_val.shape[1]} columns, {encoder.name} gives {encoder.dim}: use its own")
-    mean, scale = (x.mean(0), x.std(0)) if standardise else (np.zeros(encoder.dim), np.ones(encoder.dim))
-    scale = np.where(scale > 1e-6, scale, 1.0) # a column that never changes says nothing
+    mean, scale = (x.mean(0), _spread(x)) if standardise else (np.zeros(encoder.dim), np.ones(encoder.dim))
     z, z_val = ((a - mean)/scale for a in (x, x_val))
     w, b, best, curve = _fit(z.astype(np.float32), n, z_val.astype(np.float32), n_val, len(classes), rng('probe training', seed), epochs, lr, batch)
     probe = Probe(encoder.name, encoder.weights_hash, encoder.preprocess, tuple(classes), mean, scale, w, b)
@@ -131,19 +138,35 @@ def train_probe(
                        validation_macro_f1=round(s['macro_f1'], 6), **dict(facts))
     return probe
 
-# %% ../../nbs/histvis/probe.ipynb #c42365bed
-_KIND = 'histchrono probe v1'
+# %% ../../nbs/histvis/probe.ipynb #ca14fcdd4
+_KIND, _ARRAYS = 'histchrono probe v1', ('bias', 'mean', 'scale', 'weight')
+
+def _seal(arrays: dict, facts: dict) -> str: # 64 hex digits over numbers, their types and shapes, and what stands beside them
+    h = sha256(json.dumps({k: v for k, v in facts.items() if k != 'sha256'}, sort_keys=True).encode())
+    for k, a in sorted(arrays.items()): h.update(f'\0{k} {a.dtype.str} {a.shape}\0'.encode() + a.tobytes())
+    return h.hexdigest()
+
+def _sound(arrays: dict, facts: dict) -> bool: # whether they make a probe
+    d = arrays['mean'].size if 'mean' in arrays else 0
+    shapes = dict(bias=(len(PROBE_CLASSES),), mean=(d,), scale=(d,), weight=(len(PROBE_CLASSES), d))
+    return (d > 0 and {k: a.shape for k, a in arrays.items()} == shapes and all(a.dtype == np.float64 and np.isfinite(a).all() for a in arrays.values()) and (arrays['scale'] > 0).all()
+            and facts.get('classes') == list(PROBE_CLASSES) and all(isinstance(facts.get(k), str) for k in ('encoder', 'weights_hash')) and facts.get('preprocess') in PREPROCESS and isinstance(facts.get('facts'), dict))
 
 def save_probe(
     probe: Probe,
     path, # where, .safetensors
 ) -> Path: # `path`
-    "Write a probe whole or not at all; equal probes give equal bytes."
+    "Write a probe whole or not at all; equal probes give equal bytes; `InputError` for one that could not be used."
     from safetensors.numpy import save
-    facts = dict(kind=_KIND, encoder=probe.encoder, weights_hash=probe.weights_hash, preprocess=probe.preprocess, classes=list(probe.classes), facts=probe.facts)
-    data = save({k: np.ascontiguousarray(getattr(probe, k), np.float64) for k in ('bias', 'mean', 'scale', 'weight')}, metadata={'histchrono': json.dumps(facts, sort_keys=True)})
+    try: facts = json.loads(json.dumps(dict(kind=_KIND, encoder=probe.encoder, weights_hash=probe.weights_hash, preprocess=probe.preprocess, classes=list(probe.classes), facts=probe.facts)))
+    except TypeError as e: raise InputError(f"the probe's facts are not all JSON values ({e}): make them so") from None
+    arrays = {k: np.ascontiguousarray(getattr(probe, k), np.float64) for k in _ARRAYS}
+    if not _sound(arrays, facts): raise InputError(f"this probe cannot be kept in {path}: it needs the classes {', '.join(PROBE_CLASSES)} in this order, finite numbers that fit together, and scales above 0")
+    data = save(arrays, metadata={'histchrono': json.dumps(facts | dict(sha256=_seal(arrays, facts)), sort_keys=True)})
     with atomic(path) as tmp: tmp.write_bytes(data)
     return Path(path)
+
+def _changed(path, kind: str) -> InputError: return InputError(f"{path} was changed or is damaged: train the {' '.join(kind.split()[1:-1])} again")
 
 def read_safetensors(
     path, # a file that this project wrote
@@ -156,10 +179,12 @@ def read_safetensors(
     try:
         with safe_open(path, 'numpy') as f:
             facts = json.loads((f.metadata() or {}).get('histchrono', '{}'))
-            arrays = {k: f.get_tensor(k) for k in f.keys()} if facts.get('kind') == kind else {}
-    except (SafetensorError, ValueError, OSError): raise InputError(f"{path} is damaged or no safetensors file: delete it and train again") from None
+            arrays = {k: f.get_tensor(k) for k in f.keys()} if isinstance(facts, dict) and facts.get('kind') == kind else {}
+    except (SafetensorError, OSError): raise InputError(f"{path} is damaged or no safetensors file: delete it and train again") from None
+    except (ValueError, TypeError, RecursionError): raise _changed(path, kind) from None
+    if not isinstance(facts, dict): raise _changed(path, kind)
     if facts.get('kind') != kind: raise InputError(f"{path} is {facts.get('kind', 'no file of this project')}, not {kind}: name the right file")
-    if not all(np.isfinite(a).all() for a in arrays.values() if a.dtype.kind == 'f'): raise InputError(f"{path} holds values that are no numbers: delete it and train again")
+    if not all(np.isfinite(a).all() for a in arrays.values() if a.dtype.kind == 'f'): raise _changed(path, kind)
     return arrays, facts
 
 def check_match(
@@ -170,6 +195,7 @@ def check_match(
     "`InputError` unless the encoder is the one that the probe was trained on, with its weights and preprocessing."
     if encoder.name != probe.encoder: raise InputError(f"{path} was trained on {probe.encoder}, not on {encoder.name}: open that encoder, or train another probe")
     if encoder.preprocess != probe.preprocess: raise InputError(f"{path} was trained with preprocess={probe.preprocess!r}, not {encoder.preprocess!r}: open {encoder.name} with preprocess={probe.preprocess!r}, or train another probe")
+    if encoder.dim != len(probe.mean): raise InputError(f"{path} is for {len(probe.mean)} features and {encoder.name} gives {encoder.dim}: train another probe")
     if encoder.weights_hash != probe.weights_hash: raise InputError(f"{path} was trained on {probe.encoder} with weights {probe.weights_hash}, these are {encoder.weights_hash}: use the same weights, or train another probe")
 
 def load_probe(
@@ -177,10 +203,10 @@ def load_probe(
     encoder=None, # an `Encoder` or a name that it must belong to
     preprocess: str = '', # that it must have been trained with; '' = any
 ) -> Probe:
-    "Read a probe; `InputError` where it belongs to another encoder or preprocessing."
+    "Read a probe; `InputError` where it was changed, or belongs to another encoder or preprocessing."
     arrays, f = read_safetensors(path, _KIND)
-    try: probe = Probe(f['encoder'], f['weights_hash'], f['preprocess'], tuple(f['classes']), arrays['mean'], arrays['scale'], arrays['weight'], arrays['bias'], f['facts'])
-    except KeyError as e: raise InputError(f"{path} lacks {e}: delete it and train again") from None
+    if not _sound(arrays, f) or f.get('sha256') != _seal(arrays, f): raise _changed(path, _KIND)
+    probe = Probe(f['encoder'], f['weights_hash'], f['preprocess'], tuple(f['classes']), arrays['mean'], arrays['scale'], arrays['weight'], arrays['bias'], f['facts'])
     if isinstance(encoder, Encoder): check_match(probe, encoder, path)
     elif encoder and encoder != probe.encoder: raise InputError(f"{path} was trained on {probe.encoder}, not on {encoder}: open that encoder, or train another probe")
     if preprocess and check_preprocess(preprocess, probe.encoder) != probe.preprocess: raise InputError(f"{path} was trained with preprocess={probe.preprocess!r}, not {preprocess!r}: use that one, or train another probe")

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['SIDE', 'train_small', 'small_encoder', 'small_info']
 
-# %% ../../nbs/histvis/smallnet.ipynb #cece2a0c0
+# %% ../../nbs/histvis/smallnet.ipynb #c59039b5d
 from pathlib import Path
 import json
 
@@ -15,6 +15,7 @@ from ..core.errors import InputError
 from ..core.io import atomic
 from ..core.provenance import file_hash, rng
 from .encoders import SMALL, Encoder, check_preprocess, one_thread, torch_encoder
+from .features import check_out
 from .names import PROBE_CLASSES
 from .probe import read_safetensors
 from ..models.weights import named_path
@@ -67,7 +68,7 @@ def _train(net, pictures, y, gen, epochs: int) -> list: # mean loss of each epoc
         losses.append(total/steps)
     return losses
 
-# %% ../../nbs/histvis/smallnet.ipynb #c32561902
+# %% ../../nbs/histvis/smallnet.ipynb #c99e22485
 def _check(pictures, y, what: str):
     if not isinstance(pictures, np.ndarray) or pictures.dtype != np.uint8 or pictures.shape[1:] != (SIDE, SIDE, 3): raise InputError(f"the small network takes uint8 (n, {SIDE}, {SIDE}, 3) as {what} pictures: keep copies of {SIDE} pixels")
     if len(pictures) != len(y): raise InputError(f"{len(pictures)} {what} pictures and {len(y)} labels: give one of each a picture")
@@ -84,6 +85,8 @@ def train_small(
     "Train the small network, write it, and open what was written."
     import torch
     from safetensors.numpy import save
+    if epochs < 1: raise InputError(f"epochs={epochs}: give at least one")
+    check_out(path, "the small network's weights")
     _check(pictures, y, 'training'); _check(pictures_val, y_val, 'validation')
     number = lambda labels: torch.tensor([PROBE_CLASSES.index(c) for c in labels])
     gen = rng('small network', seed)

@@ -8,7 +8,7 @@ __all__ = ['MONOCHROME_BELOW', 'EVALUATION', 'DOMAINS', 'STYLELABELS', 'style_of
            'write_evaluation', 'read_evaluation', 'confusion', 'classification_report', 'label_pictures', 'read_labels',
            'style_shares']
 
-# %% ../../nbs/histvis/style.ipynb #ceb03881b
+# %% ../../nbs/histvis/style.ipynb #c6eecb2d8
 from pathlib import Path
 import hashlib
 
@@ -16,12 +16,12 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 
-from ..core.errors import InputError
-from ..core.io import Schema, read_parquet, write_json, write_parquet
+from ..core.errors import InputError, SchemaError
+from ..core.io import Schema, conform, read_parquet, write_json, write_parquet
 from ..core.provenance import file_hash, versions
 from ..core.settings import check_choice
 from .encoders import SMALL, TEXTURE, Encoder, open_encoder
-from .features import FeatureCache, Measured, file_name, measure
+from .features import FeatureCache, Measured, check_out, check_processes, file_name, measure
 from .names import PROBE_CLASSES, STYLES
 from .pictures import PictureError, colourfulness, decode, pixel_hash
 from .probe import Probe, check_match, count_confusion, load_probe, save_probe, scores, train_probe
@@ -97,7 +97,7 @@ def train_on(
     train = measure(items_train, encoder, cache, copies, seed, workers=workers)
     return train_measured(train, measure(items_val, encoder, cache, workers=workers), encoder, seed, **options)
 
-# %% ../../nbs/histvis/style.ipynb #c3e4b8056
+# %% ../../nbs/histvis/style.ipynb #cdd02fac6
 def network_file(
     folder, # of the probes
 ) -> Path:
@@ -128,7 +128,10 @@ def train_encoders(
     "Train a probe for every encoder, and the small network where it is asked for."
     from histchrono.histvis.smallnet import SIDE, train_small
     from histchrono.histvis.zeroshot import CLIP, compare_structures, open_zeroshot
+    check_processes(workers)
     names = [_proper(n) for n in names]
+    if not names: raise InputError(f"no encoder was named: name at least one, such as {TEXTURE}")
+    for n in names: check_out(probe_file(folder, n), f'the probe of {n}')
     encoders = {n: open_encoder(n, preprocess=preprocess) for n in names if n not in (SMALL, CLIP)}
     zs, small, fitted = open_zeroshot() if CLIP in names else None, SIDE if SMALL in names else 0, list(encoders.values())
     val = measure(items_val, [*fitted, *([zs.encoder] if zs else [])], cache, keep=small, workers=workers)
@@ -145,7 +148,7 @@ def train_encoders(
         out.append((probe, e))
     return out, pd.concat([_evaluation(p, val, 'validation') for p, _ in out], ignore_index=True)
 
-# %% ../../nbs/histvis/style.ipynb #c1ceb208a
+# %% ../../nbs/histvis/style.ipynb #c12994106
 def evaluate_probes(
     pairs, # (probe, encoder), …
     items, # labelled pictures, as in `train_on`
@@ -154,6 +157,7 @@ def evaluate_probes(
 ) -> pd.DataFrame: # EVALUATION rows
     "What probes say about labelled pictures, measured in one pass; the same for any number of processes."
     check_choice('domain', domain, DOMAINS, 'this call')
+    if not (pairs := list(pairs)): raise InputError("no probe was given to evaluate: give at least one pair of a probe and its encoder")
     for p, e in pairs: check_match(p, e)
     m = measure(items, [e for _, e in pairs], cache, workers=workers)
     return pd.concat([_evaluation(p, m, domain) for p, _ in pairs], ignore_index=True)
@@ -199,46 +203,53 @@ def classification_report(
         out.append(dict(encoder=enc, domain=dom, n=s['n'], accuracy=s['accuracy'], macro_f1=s['macro_f1'], **s['f1']))
     return pd.DataFrame(out, columns=['encoder', 'domain', 'n', 'accuracy', 'macro_f1', *PROBE_CLASSES])
 
-# %% ../../nbs/histvis/style.ipynb #c7d21455e
+# %% ../../nbs/histvis/style.ipynb #c980a8b43
 _s = pa.string()
 STYLELABELS = Schema('stylelabels', 1, pa.schema([('image_id', _s), ('arm', _s), ('period', _s), ('activity_id', pa.int16()), ('index', pa.int16()),
     ('probe_class', _s), ('style', _s), # '' where status is not ok
     ('probability', pa.float64()), ('colourfulness', pa.float64()), # null where status is not ok
     ('status', _s)])) # as in pictures.parquet, or found now
-_PICTURES = Schema('pictures', 1, pa.schema([])) # what `histvis.generate.collect` writes
+_PICTURES = Schema('pictures', 1, pa.schema([*((c, _s) for c in ('image_id', 'arm', 'period', 'path', 'sha256', 'pixels', 'status')), ('activity_id', pa.int16()), ('index', pa.int16()), ('colourfulness', pa.float64())])) # of what `histvis.generate.collect` writes
 _KEYS = ['image_id', 'arm', 'period', 'activity_id', 'index']
+
+def _pictures(path: Path) -> pd.DataFrame: # sorted; `SchemaError` where a column, a value or a name of its own is missing
+    t, mend = read_parquet(path, _PICTURES), 'collect the pictures again'
+    try: t = conform(t.select([c for c in t.column_names if c in _PICTURES.fields.names]), _PICTURES)
+    except SchemaError as e: raise SchemaError(f"{path}: {e}: {mend}") from None
+    for c in _PICTURES.fields.names:
+        if c != 'colourfulness' and t[c].null_count: raise SchemaError(f"{path} says nothing of {c} in {t[c].null_count} rows: {mend}")
+    pics = t.to_pandas().sort_values(['arm', 'period', 'activity_id', 'index', 'image_id'], kind='stable', ignore_index=True)
+    if (twice := pics.image_id[pics.image_id.duplicated()]).size: raise SchemaError(f"{path} has {twice.iloc[0]!r} in two rows: {mend}")
+    return pics
 
 def _picture(folder: Path, row) -> np.ndarray: # checked against what was collected
     try: data = (folder/row.path).read_bytes()
-    except FileNotFoundError: raise PictureError(row.path, 'missing', 'the file is gone: make it again') from None
-    except OSError as e: raise PictureError(row.path, 'unreadable', f'cannot be read ({e.strerror})') from None
+    except (OSError, ValueError): raise PictureError(row.path, 'missing', 'the file is gone: make it again') from None
     if hashlib.sha256(data).hexdigest() != row.sha256: raise PictureError(row.path, 'edited', 'another file than was collected: collect again')
     rgb = decode(data, row.path, convert=True).rgb
     if pixel_hash(rgb) != row.pixels: raise PictureError(row.path, 'pixels', 'its pixels are not those that were collected: collect again')
     return rgb
 
-def _status(why: str) -> str: return why if why in ('missing', 'edited') else f'failed:{why}'
+_HELD = 1 << 27 # bytes of pixels that are held for the encoder; more are decoded twice
+
+def _looked(folder: Path, rows: pd.DataFrame, known) -> tuple: # status and colourfulness by rows' index; index → pixels of what has no features yet
+    status, colour, held, size = pd.Series('ok', rows.index), pd.Series(np.nan, rows.index), {}, 0
+    for (i, row), k in zip(rows.iterrows(), known):
+        try: rgb = _picture(folder, row)
+        except PictureError as e: status[i] = e.why if e.why in ('missing', 'edited') else f'failed:{e.why}'; continue
+        colour[i] = colourfulness(rgb)
+        if not k and size + rgb.nbytes <= _HELD: held[i], size = rgb, size + rgb.nbytes
+    return status, colour, held
 
 def _label_part(folder: Path, rows: pd.DataFrame, probe: Probe, cache: FeatureCache) -> pd.DataFrame: # probe_class … status, by rows' index
-    status = pd.Series('ok', rows.index)
-    for i, row in rows.iterrows(): # a file that is kept in the cache is looked at, too
-        try: same = file_hash(folder/row.path) == row.sha256
-        except (InputError, OSError): same = None
-        if not same: status[i] = 'edited' if same is False else 'missing'
-    while True:
-        good = rows[status == 'ok']
-        at = None
-        def load(k):
-            nonlocal at
-            at = good.index[k]
-            return _picture(folder, good.loc[at])
-        try: x = cache.features(list(good.pixels), load)
-        except PictureError as e: status[at] = _status(e.why)
-        else: break
-    out = _decided(probe, x, good.colourfulness).set_index(good.index).reindex(rows.index)
+    status, colour, held = _looked(folder, rows, cache.known(list(rows.pixels)))
+    good = rows[status == 'ok']
+    def load(k): return held[i] if (i := good.index[k]) in held else _picture(folder, good.loc[i])
+    x = cache.features(list(good.pixels), load)
+    out = _decided(probe, x, colour[good.index]).set_index(good.index).reindex(rows.index)
     return out.assign(status=status, probe_class=out.probe_class.fillna(''), style=out['style'].fillna(''))
 
-# %% ../../nbs/histvis/style.ipynb #cda90da09
+# %% ../../nbs/histvis/style.ipynb #c4c3df4de
 def label_pictures(
     images_dir, # where `histvis.generate.collect` wrote pictures.parquet
     probe_path, # from `save_probe`
@@ -248,17 +259,19 @@ def label_pictures(
     workers: int = 1,
     say=None, # called with a line now and then
 ) -> dict: # rows, labelled, left_out {status: n}, styles {style: n}
-    "Give every picture of a run its style; broken ones stay, with their status (§4.1)."
-    folder, out, say = Path(images_dir), Path(out), say or (lambda line: None)
+    "Give every picture of a run its style; broken ones stay, with their status (§4.1); `SchemaError` for a table of pictures that lacks something."
+    folder, out, say = Path(images_dir), check_out(out, 'the labels'), say or (lambda line: None)
+    check_processes(workers)
     probe = load_probe(probe_path)
     encoder = encoder or open_encoder(probe.encoder, network_file(Path(probe_path).parent) if probe.encoder == SMALL else None, probe.preprocess)
     check_match(probe, encoder, probe_path)
-    pics = read_parquet(folder/'pictures.parquet', _PICTURES).to_pandas().sort_values(['arm', 'period', 'activity_id', 'index', 'image_id'], kind='stable', ignore_index=True)
+    pics = _pictures(folder/'pictures.parquet')
     ok = pics[(pics.status == 'ok')]
     lost = ok.index[~np.isfinite(ok.colourfulness.astype(float)) | (ok.pixels == '')] # was collected by something else
     pics.loc[lost, 'status'] = 'failed:not measured'
     ok = ok.drop(lost)
     store = FeatureCache(cache or out.parent/'features', encoder)
+    if not store.keeps: say(f'{store.folder} cannot be written: new features are not kept')
     parts = [ok.iloc[i:i + store.rows] for i in range(0, len(ok), store.rows)]
     got = []
     for _, g in side_by_side(lambda p: _label_part(folder, p, probe, store), parts, workers if encoder.device == 'cpu' else 1):

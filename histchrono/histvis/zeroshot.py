@@ -6,7 +6,7 @@
 __all__ = ['CLIP', 'ARCHITECTURE', 'WEIGHTS', 'STRUCTURES', 'check_gelu', 'open_clip_model', 'ZeroShot', 'open_zeroshot',
            'clip_encoder', 'zeroshot_probe', 'compare_structures']
 
-# %% ../../nbs/histvis/zeroshot.ipynb #c535bd9cb
+# %% ../../nbs/histvis/zeroshot.ipynb #c7b556406
 from dataclasses import dataclass, field
 from pathlib import Path
 import json
@@ -16,12 +16,12 @@ import pandas as pd
 
 from ..core.errors import InputError
 from ..core.provenance import file_hash
-from .encoders import Encoder, check_preprocess, find_weights, one_thread, torch_encoder, weights_file
+from .encoders import Encoder, check_preprocess, find_weights, first_reason, one_thread, torch_encoder, weights_file
 from .names import PROBE_CLASSES
 from .probe import Probe, count_confusion, scores
 from ..models.weights import named_path
 
-# %% ../../nbs/histvis/zeroshot.ipynb #cfa10ee21
+# %% ../../nbs/histvis/zeroshot.ipynb #ce1ba9bea
 CLIP, ARCHITECTURE, WEIGHTS = 'CLIP-ViT-B/32', 'ViT-B-32-quickgelu', 'openai'
 
 def check_gelu(
@@ -55,7 +55,7 @@ def open_clip_model(
         model = open_clip.create_model(name, load_weights=False)
         open_clip.load_checkpoint(model, str(file))
     except MemoryError: raise
-    except Exception as e: raise InputError(f"{file} cannot be loaded into {name} ({(str(e).strip().splitlines() or [type(e).__name__])[0][:100]}): name the file that belongs to it") from None
+    except Exception as e: raise InputError(f"{file} cannot be loaded into {name} ({first_reason(e)}): name the file that belongs to it") from None
     finally: logging.root.manager.disable = quiet
     return model.eval().requires_grad_(False), open_clip.get_tokenizer(name)
 
