@@ -1,4 +1,5 @@
 """Visual style dominance: hand-worked examples, identities, what must not matter, and coverage."""
+import re
 import numpy as np, pandas as pd, pytest
 from hypothesis import given, settings, strategies as st
 
@@ -8,9 +9,9 @@ from histchrono.histvis.vsd import KINDS, asterisks, contrasts, counts, interval
 from histchrono.histvis.vsdcorrect import corrected_shares, matrix_fault, reassignment, with_monochrome
 from histchrono.histvis.vsdcover import redraw_coverage
 from histchrono.histvis.style import class_of
-from histchrono.histvis.stylecharts import confusion_map, examples, share_panels, style_intervals
-from histchrono.histvis.styletables import (StyleRun, against_planted, finding_words, held, interval_words, measured_only, printed_cells, run_words, score_words,
-    shown_01, shown_02, shown_intervals, table_01, table_02, table_intervals)
+from histchrono.histvis.stylecharts import SIDE, confusion_map, examples, share_panels, style_intervals
+from histchrono.histvis.styletables import (StyleRun, against_planted, change_words, finding_words, held, interval_words, measured_only, printed_cells, run_words, score_words,
+    shown_01, shown_02, shown_intervals, star_words, table_01, table_02, table_intervals)
 
 IDENTITY = np.diag([10 ** 7] * 6)
 ERRS = np.array([[630, 30, 20, 20, 0, 0], [30, 650, 10, 10, 0, 0], [40, 10, 600, 50, 0, 0], [10, 0, 40, 640, 10, 0], [0, 0, 15, 25, 660, 0], [5, 15, 0, 10, 10, 660]])
@@ -67,7 +68,7 @@ def test_all_of_one_style():
     t = intervals(labels({('SD3', '17th'): [0, 0, 0, 100, 0, 0]}), ERRS)
     v = one(t, 'noise_free')
     assert (v.value, v.lo, v.hi) == (1, 1, 1) and (t.role == 'second').sum() == 0
-    assert t[t.what == 'gap'].lo.isna().all() and not asterisks(t).item() and not asterisks(t, 'difference', 'noise_free').item()
+    assert one(t, 'noise_free', 'gap').lo == 1 and 0 < one(t, 'paper', 'gap').lo < 1 and not asterisks(t).item() and not asterisks(t, 'difference', 'noise_free').item()
     assert one(t, 'corrected').hi == 1 and one(t, 'corrected').lo < 1 # no width is no certainty
     assert one(t, 'clustered').lo == 1
 
@@ -267,7 +268,7 @@ def test_pictures_are_drawn_pixel_for_pixel(tmp_path):
     from PIL import Image
     from histchrono.core.artifact import save_figure
     from histchrono.histvis.pictures import write_picture
-    rgb = np.random.default_rng(0).integers(0, 255, (256, 256, 3), np.uint8)
+    rgb = np.random.default_rng(0).integers(0, 255, (SIDE, SIDE, 3), np.uint8)
     write_picture(tmp_path/'a.png', rgb)
     one_ = pd.DataFrame([dict(image_id='a', arm='SDXL', period='17th', activity_id=3, index=0, path='a.png', status='ok', style='painting')])
     save_figure(examples(one_.drop(columns='style'), one_, 3, tmp_path, True), 'x', 'grid', True, tmp_path)
@@ -275,3 +276,129 @@ def test_pictures_are_drawn_pixel_for_pixel(tmp_path):
     rows = np.lib.stride_tricks.sliding_window_view(page, (8, 8, 3))[..., 0, :, :, :]
     hit = np.argwhere((rows == rgb[100:108, 100:108]).all((-1, -2, -3)))
     assert len(hit) == 1 # an inner piece stands in the file exactly as in the picture
+
+
+NAN, NO_ENGRAVING = re.compile(r'\bnan\b'), np.where(np.arange(6)[:, None] == 1, 0, ERRS)
+
+def test_cells_without_an_interval_are_no_misses():
+    run = a_run({('SD3', '17th'): [3, 4, 5, 88, 0, 0], ('SDXL', '17th'): [0, 0, 0, 60, 40, 0]})
+    gone = run.labels.assign(style=run.labels['style'].where(run.labels.arm == 'SD3', ''))
+    t = intervals(gone, ERRS, replicates=200)
+    planted = pd.DataFrame([(a, '17th', s, x) for a in ('SD3', 'SDXL') for s, x in (('painting', .9), ('drawing', .1))], columns=['arm', 'period', 'style', 'share'])
+    cmp = against_planted(t, planted)
+    assert cmp.corrected_covers.isna().tolist() == [False, True] and cmp.corrected_fault.tolist() == ['', 'no labelled picture']
+    assert (held(cmp).cells == 1).all() and (held(cmp).without == 1).all()
+    words = finding_words(cmp, redraw_coverage(planted, 50, ERRS, redraws=2, replicates=50))
+    assert ' of 1 cells that have one' in words[1] and 'in 1 of 2 cells (SDXL: 17th c.): no labelled picture.' in words[-2]
+    assert not NAN.search(' '.join(words)) and 'SDXL' not in words[-1]
+    fig = style_intervals(cmp)
+    assert [ax.get_title(loc='right').split('of')[-1].strip() for ax in fig.axes] == ['1', '0'] and len(fig.axes[1].texts) == 2
+    assert measured_only(t).arm.tolist() == ['SD3']
+    with pytest.raises(InputError, match='label pictures first'): measured_only(intervals(gone[gone.arm == 'SDXL'], ERRS, replicates=50))
+    with pytest.raises(InputError, match='no cell'): style_intervals(cmp[:0])
+
+def test_one_style_only_may_be_in_doubt():
+    k = {('SD3', f'{n}'): [0, 0, 0, n, 0, 0] for n in (1, 3, 100)}
+    t = intervals(labels(k), ERRS, replicates=2000)
+    for rule in ('overlap', 'difference'):
+        assert asterisks(t, rule).to_dict() == {('SD3', '1'): True, ('SD3', '3'): True, ('SD3', '100'): False}
+        assert asterisks(intervals(labels(k), IDENTITY, replicates=50), rule).to_dict() == {('SD3', '1'): True, ('SD3', '3'): False, ('SD3', '100'): False} # one picture proves nothing
+    assert t[(t.what == 'gap') & (t.kind == 'noise_free')].value.tolist() == [1, 1, 1] and one(t, 'paper', 'gap', period='1').lo == -1
+
+def test_unknown_is_not_significant_nor_the_contrary():
+    never = ERRS.copy(); never[1], never[:, 1] = [650, 0, 0, 0, 0, 0], 0 # nothing is ever called an engraving
+    run = a_run({('SDXL', '17th'): [5, 80, 5, 5, 5, 0], ('SDXL', '18th'): [45, 0, 5, 45, 5, 0], ('SDXL', '19th'): [0] * 5 + [100]}, never)
+    t = run.intervals()
+    star = asterisks(t)
+    assert star.isna().tolist() == [True, False, False] and star.iloc[1] and not star.iloc[2]
+    s, long = shown_01(t), table_01(t, None, 'simulated')
+    assert s[('SDXL', 'this run')].tolist() == ['0.80? engraving', '0.45* drawing', '1.00 monochrome']
+    row = long[(long.metric == 'not_significant') & (long.period == '17th c.')]
+    assert row.value.isna().all() and row.n.item() == 100 and row.status.item() == 'simulated'
+    assert shown_intervals(t, 3)[("VSD, the paper's interval", 'this run')].iloc[0] == '?'
+    assert '1 of 3 cells (SDXL: 17th c.): precision unknown' in star_words(t) and 'never saw' in star_words(t) and 'unknown here in 1 periods' in score_words(long, t)[0]
+    assert not NAN.search(' '.join(interval_words(t, 3))) and '2 by the difference' not in interval_words(t, 3)[-1]
+
+def test_style_that_was_never_evaluated():
+    "Precision 0 by construction is no precision: no paper's interval anywhere, and all tables still come out."
+    run = a_run({('SDXL', '17th'): [5, 80, 5, 5, 5, 0], ('SDXL Mitigated', '17th'): [5, 0, 5, 85, 5, 0]}, NO_ENGRAVING)
+    t = run.intervals()
+    for kind in ('paper', 'corrected'): assert set(t[t.kind == kind].fault) == {'no labelled picture of engraving'} and t[t.kind == kind].lo.isna().all()
+    assert t[t.kind == 'clustered'].lo.notna().all()
+    assert table_01(t).query("metric == 'vsd' and n == 100").value.tolist() == [.8, .85] and shown_01(t).iloc[0, 0] == '0.80? engraving'
+    for number in (3, 4):
+        long = table_intervals(t, number)
+        assert long[long.metric == 'score'].value.notna().any() and long[long.metric == 'not_significant'].value.isna().all() and len(shown_intervals(t, number)) == 1
+        words = interval_words(t, number)
+        assert words == ["No cell has the paper's interval: no labelled picture of engraving."]
+    assert 'no labelled picture of engraving' in star_words(t)
+    assert intervals(run.labels, run.matrix(), ('paper',), replicates=50, precision='paper_f1', reassign='uniform').lo.notna().all() # needs no evaluation
+    with pytest.raises(InputError, match="choose from noise_free$"): asterisks(t[t.kind != 'paper'].query("kind in ('noise_free', 'corrected')"))
+    with pytest.raises(InputError, match='no other kind has one either'): asterisks(t[t.kind == 'corrected'])
+
+def test_contrast_needs_activities_of_both_arms():
+    a = labels({('SDXL', '17th'): [10, 10, 10, 10, 10, 10]})
+    b = a.assign(arm='SDXL Mitigated')
+    d = contrasts(pd.concat([a, b[b.activity_id == 3]]), replicates=200)
+    assert d.lo.isna().all() and set(d.fault) == {'an arm has fewer than two activities'} and d.value.notna().all()
+    assert not NAN.search(' '.join(change_words(d))) and 'fewer than two' in change_words(d)[0]
+    d = contrasts(pd.concat([a, b[b.activity_id < 2]]), replicates=200)
+    assert d.lo.isna().all() and d.fault.str.contains('of 200 draws of activities have no picture').all()
+    d = contrasts(pd.concat([a, b[b.activity_id < 25]]), replicates=200)
+    assert d.lo.notna().all() and set(d.fault) == {''}
+    with pytest.raises(InputError, match='against itself'): contrasts(pd.concat([a, b]), 'SDXL', 'SDXL')
+    with pytest.raises(InputError, match='some are words'): contrasts(pd.concat([a, b.assign(activity_id=b.activity_id.astype(str))]))
+
+@pytest.mark.parametrize('change, words', [
+    (lambda m: m / m.sum(1, keepdims=True), 'not shares'), (lambda m: m + .5, 'not shares'), (lambda m: m - 700, '-70 is none'), (lambda m: m * np.nan, 'nan is none'), (lambda m: np.where(np.eye(6), np.inf, m), 'inf is none'),
+    (lambda m: m * 1e300, 'is none'), (lambda m: m.astype(str), 'of type'), (lambda m: m.astype(object), 'of type'), (lambda m: m[:5], 'not shape'), (lambda m: m[None], 'not shape'), (lambda m: [[1], [1, 2]], 'equally long'),
+    (lambda m: pd.DataFrame(m, list('abcdef'), list('abcdef')), 'not rows a, b'), (lambda m: pd.DataFrame(m, STYLES), 'not rows drawing')])
+@pytest.mark.parametrize('use', [lambda m: intervals(labels(LIKE), m, replicates=50), matrix_fault, with_monochrome, reassignment, lambda m: corrected_shares(np.ones((1, 6)), m), lambda m: confusion_map({'a': m})])
+def test_what_is_no_confusion_matrix(change, words, use):
+    with pytest.raises(InputError, match=words) as e: use(change(ERRS))
+    assert '\n' not in str(e.value)
+
+def test_named_matrices_are_taken_by_name():
+    m = pd.DataFrame(ERRS, STYLES, STYLES)
+    want = intervals(labels(LIKE), ERRS, replicates=50)
+    for x in (m, m.iloc[::-1], m.iloc[[3, 1, 0, 2, 5, 4], ::-1], m.reset_index(drop=True).set_axis(range(6), axis=1), ERRS.tolist(), ERRS.astype(float), ERRS.astype(np.uint16)):
+        pd.testing.assert_frame_equal(want, intervals(labels(LIKE), x, replicates=50))
+    photos = np.diag([200] * 5 + [0]).astype(np.uint8); photos[4, 5] = 100 # 300 photographs recognised: more than a byte holds
+    assert with_monochrome(photos)[4, 4] == 300
+
+@pytest.mark.parametrize('kw, words', [(dict(kinds=()), 'no kind of interval'), (dict(replicates=0), '0 replicates'), (dict(replicates=1.5), '1.5 replicates'), (dict(level=95), 'level 95'), (dict(level=-1), 'level -1'), (dict(level=1), 'level 1'), (dict(seed=-1), 'seed -1'), (dict(seed=1.5), 'seed 1.5')])
+def test_numbers_that_no_interval_can_be_drawn_with(kw, words):
+    with pytest.raises(InputError, match=words): intervals(labels(LIKE), ERRS, **kw)
+    if 'kinds' not in kw:
+        with pytest.raises(InputError, match=words): contrasts(labels({('SDXL', '17th'): [1] * 6, ('SDXL Mitigated', '17th'): [1] * 6}), **kw)
+    with pytest.raises(InputError, match=words): redraw_coverage(PLANTED, 50, ERRS, **kw)
+
+PLANTED = pd.DataFrame([('SD3', '17th', s, x) for s, x in zip(STYLES, (.05, .05, .1, .7, .05, .05))], columns=['arm', 'period', 'style', 'share'])
+
+@pytest.mark.parametrize('planted, n, words', [
+    (PLANTED, np.nan, 'not whole'), (PLANTED, 2.7, 'not whole'), (PLANTED, [100], 'give n as a number'), (PLANTED, 'many', 'not whole'), (PLANTED, pd.DataFrame(dict(arm=['SD3'] * 2, period=['17th'] * 2, n=[3, 4])), 'two numbers of pictures'), (PLANTED, pd.DataFrame(dict(arm=['SD3'])), 'lack period, n'),
+    (PLANTED, pd.DataFrame(dict(arm=['SDXL'], period=['17th'], n=[4])), 'no picture to draw'), (pd.concat([PLANTED, PLANTED]), 9, 'given twice'), (PLANTED[:0], 9, 'no planted share'), (PLANTED.drop(columns='share'), 9, 'lack share'),
+    (PLANTED.assign(share=[.1, np.nan, .1, .7, .05, .05]), 9, 'engraving is no number'), (PLANTED.assign(share='x'), 9, 'is no number'), (PLANTED.assign(arm=None), 9, 'lacks a name'), (PLANTED.assign(share=.1), 9, 'add up to 0.6'), (PLANTED.assign(share=[1.1, -.1, 0, 0, 0, 0]), 9, 'engraving is negative')])
+def test_planted_shares_that_nothing_can_be_drawn_from(planted, n, words):
+    with pytest.raises(InputError, match=words): redraw_coverage(planted, n, ERRS, redraws=2, replicates=50)
+
+def test_redraws_without_an_interval_are_counted_apart():
+    few = np.diag([3, 3, 4, 4, 4, 4]); few[0, 1] = few[1, 0] = 1 # one redraw in twelve tells them not apart
+    t = redraw_coverage(PLANTED, 100, few, redraws=60, replicates=60).set_index('kind')
+    assert t.without['noise_free'] == 0 < t.without['corrected'] < 60 and t.coverage['corrected'] > .8 and t.width.notna().all()
+    with pytest.raises(InputError, match="wrong domain's confusion matrix: the probe calls two styles alike"): redraw_coverage(PLANTED, 100, ERRS, redraws=2, wrong=np.full((6, 6), 5))
+
+def test_names_missing_categorical_or_with_a_dollar_sign(tmp_path):
+    d = labels({('ü<$x^$>', '$\\frac$'): [1, 2, 3, 14, 0, 0], ('SDXL', '17th'): [0, 20, 0, 0, 0, 0]})
+    with pytest.raises(InputError, match='40 of 40 labels have no arm'): intervals(d.assign(arm=None), ERRS)
+    with pytest.raises(InputError, match='20 of 40 labels have no period'): intervals(d.assign(period=d.period.where(d.arm == 'SDXL')), ERRS)
+    with pytest.raises(InputError, match='no activity_id'): intervals(d.assign(activity_id=np.nan), ERRS)
+    t = intervals(d, ERRS, replicates=50)
+    pd.testing.assert_frame_equal(t, intervals(d.astype({c: 'category' for c in d}), ERRS, replicates=50))
+    pair = pd.concat([d[d.arm == 'SDXL'], d[d.arm == 'SDXL'].assign(arm='SDXL Mitigated')])
+    pd.testing.assert_frame_equal(contrasts(pair, replicates=50), contrasts(pair.astype({c: 'category' for c in pair}), replicates=50))
+    for i, fig in enumerate((share_panels(d), style_intervals(measured_only(t)), confusion_map({'a $x^$': ERRS}, 'note $\\frac$'))): fig.savefig(tmp_path/f'{i}.svg')
+
+def test_table_2_with_a_domain_of_ones_own():
+    run = a_run({('SD3', '17th'): [1] * 6})
+    with pytest.raises(InputError, match="domain 'zz' is none of"): table_02(run.evaluation.assign(domain='zz'), True)

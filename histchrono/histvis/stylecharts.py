@@ -7,7 +7,7 @@ __all__ = ['STYLE_HUES', 'HATCHES', 'STACK', 'SIDE', 'SIMULATED_LINE', 'REAL_LIN
            'share_panels', 'first_pictures', 'find_activity', 'shown_pixels', 'picture_grid', 'examples', 'chosen',
            'chosen_grid', 'style_intervals', 'confusion_map']
 
-# %% ../../nbs/histvis/stylecharts.ipynb #cdffb9625
+# %% ../../nbs/histvis/stylecharts.ipynb #c896c7f21
 from pathlib import Path
 from textwrap import fill
 
@@ -21,12 +21,14 @@ from .pictures import PictureError, open_picture
 from .prompts import activity_key, periods
 from .styletables import KIND_NAMES, period_label
 from .vsd import ARMS, counts, in_order, shares
+from .vsdcorrect import whole_counts
 
-# %% ../../nbs/histvis/stylecharts.ipynb #ce0b8fe98
+# %% ../../nbs/histvis/stylecharts.ipynb #c5d74cc79
 STYLE_HUES = {'drawing': '#8fbfe0', 'engraving': '#0b4f8a', 'illustration': '#f6dc8c', 'painting': '#d98432', 'photography': '#b0487f', 'monochrome': '#1b1f24'}
 HATCHES = {'drawing': '....', 'engraving': '////', 'illustration': '', 'painting': '', 'photography': '', 'monochrome': 'xxxx'}
 STACK = ('monochrome', 'photography', 'painting', 'illustration', 'drawing', 'engraving') # from left to right: neighbours differ in lightness
-_LOOK = {**RC, 'font.size': 8, 'axes.titlesize': 9, 'axes.labelsize': 8, 'axes.edgecolor': GREY, 'axes.labelcolor': INK, 'xtick.color': GREY, 'ytick.color': GREY, 'xtick.labelcolor': INK, 'ytick.labelcolor': INK, 'hatch.linewidth': .5}
+_LOOK = {**RC, 'text.parse_math': False, # a name may hold a dollar sign
+     'font.size': 8, 'axes.titlesize': 9, 'axes.labelsize': 8, 'axes.edgecolor': GREY, 'axes.labelcolor': INK, 'xtick.color': GREY, 'ytick.color': GREY, 'xtick.labelcolor': INK, 'ytick.labelcolor': INK, 'hatch.linewidth': .5}
 
 def lightness(
     colour: str, # '#rrggbb'
@@ -41,7 +43,7 @@ def ink_on(
     "What can be read on a colour."
     return 'white' if lightness(colour) < .25 else INK
 
-# %% ../../nbs/histvis/stylecharts.ipynb #c83f86227
+# %% ../../nbs/histvis/stylecharts.ipynb #c8d9132a4
 def _bars(ax, cells: pd.DataFrame, k: np.ndarray, times: list, gap_before) -> None:
     p = shares(k)
     at = {t: i + .6 * (gap_before is not None and i >= gap_before) for i, t in enumerate(times)}
@@ -74,14 +76,14 @@ def share_panels(
     kinds = [kind.get(t) for t in times]
     gap = next((i for i in range(1, len(times)) if kinds[i] != kinds[i-1]), None)
     with mpl.rc_context(_LOOK):
-        fig, axes = plt.subplots(1, len(arms), figsize=(max(4.2, 2.45 * len(arms)), .75 + .26 * len(times)), sharey=True, squeeze=False, layout='constrained')
+        fig, axes = plt.subplots(1, len(arms), figsize=(width := max(5.4, 2.45 * len(arms)), .75 + .26 * len(times)), sharey=True, squeeze=False, layout='constrained')
         for ax, arm in zip(axes[0], arms):
             mine = (cells.arm == arm).to_numpy()
             _bars(ax, cells[mine], k[mine], times, gap)
             ax.set_title(arm)
             ax.text(1.02, -.75, 'n', fontsize=6.5, color=GREY)
         fig.legend(handles=[Patch(fc=STYLE_HUES[s], hatch=HATCHES[s], ec='white', label=s) for s in STACK], loc='outside upper left', ncols=6, columnspacing=1, handlelength=1.4, handleheight=1.1, fontsize=7.5)
-        if note: fig.supxlabel(note, x=.01, ha='left', fontsize=7, color=GREY)
+        if note: fig.supxlabel(fill(note, int(18 * width)), x=.01, ha='left', fontsize=7, color=GREY)
     return fig
 
 # %% ../../nbs/histvis/stylecharts.ipynb #ce324cef0
@@ -172,7 +174,7 @@ def examples(
     rows = [(a, [(period_label(t) if a == arms[0] else '', *at.get((a, t), ('', ''))) for t in b]) for b in blocks for a in arms]
     return picture_grid(rows, folder, SIMULATED_LINE if simulated else REAL_LINE, title)
 
-# %% ../../nbs/histvis/stylecharts.ipynb #c9887c594
+# %% ../../nbs/histvis/stylecharts.ipynb #c389bd325
 FIGURE_11 = ( # Appendix G: activity, period, style, arm
     ('showing off their style', '17th', 'painting', 'SD3'), ('showing off their style', '18th', 'engraving', 'SDXL'), ('showing off their style', '1990s', 'photography', 'FLUX.1'),
     ('teaching music to another', '19th', 'painting', 'SD3'), ('teaching music to another', '21st', 'illustration', 'SDXL'), ('teaching music to another', '1910s', 'monochrome', 'FLUX.1'),
@@ -198,10 +200,10 @@ def chosen_grid(
 ): # a matplotlib figure
     "Chosen pictures, activities down (Figure 11)."
     if not d.path.any(): raise InputError("none of the chosen cells has a whole picture: generate them first")
-    rows = [(name, [(f'{period_label(r.period)}, {r.arm}', r.path, f'{r.style or "–"}\n(the paper: {r.reported})') for r in part.itertuples()]) for name, part in d.groupby('activity', sort=False)]
+    rows = [(name, [(f'{period_label(r.period)}, {r.arm}', r.path, f'{r.style or "–"}\n(the paper:\n{r.reported})') for r in part.itertuples()]) for name, part in d.groupby('activity', sort=False)]
     return picture_grid(rows, folder, SIMULATED_LINE if simulated else REAL_LINE)
 
-# %% ../../nbs/histvis/stylecharts.ipynb #c9f94ea8d
+# %% ../../nbs/histvis/stylecharts.ipynb #c7c41d992
 _MARKS = {'paper': ('#d1731e', 's', 'the paper\'s'), 'corrected': ('#0b4f8a', 'o', 'corrected'), 'wrong': ('#7c8288', '^', 'corrected, wrong domain')}
 _GLYPHS = dict(s='■', o='●', **{'^': '▲'})
 
@@ -213,14 +215,19 @@ def _forest(ax, d: pd.DataFrame, kinds: list, times: list):
         for j, k in enumerate(kinds):
             hue, mark, _ = _MARKS[k]
             lo, hi, v, ok = (getattr(r, f'{k}_{x}') for x in ('lo', 'hi', 'value', 'covers'))
-            if np.isnan(lo): continue
             at = y + (j - (len(kinds) - 1) / 2) * step
+            if np.isnan(lo): ax.text(.01, at, f'no interval ({_MARKS[k][2]})', color=hue, fontsize=5, va='center'); continue
             ax.hlines(at, lo, hi, color=hue, lw=1.7 if k == 'corrected' else 1.2, zorder=2)
             ax.plot((lo + hi) / 2, at, mark, ms=3.6, mfc=hue if ok else 'white', mec=hue, mew=.9, zorder=4)
     ax.set_yticks(range(len(times)), [f'{period_label(t)}\n{s}' for t, s in zip(times, [dict(zip(d.period, d['style'])).get(t, '') for t in times])], fontsize=6.8)
     ax.set_yticks(np.arange(.5, len(times) - 1), minor=True)
     ax.set(ylim=(len(times) - .5, -.5), xlim=(0, 1.01)); ax.grid(False, axis='y'); ax.grid(axis='y', which='minor', color=FAINT, lw=.4)
     ax.tick_params(which='both', length=0)
+
+def _score(d: pd.DataFrame, kinds: list) -> str: # 'held: ■ 5   ● 10   of 10'; cells without an interval are no misses
+    of = [d[f'{k}_lo'].notna().sum() for k in kinds]
+    each = [f"{_GLYPHS[_MARKS[k][1]]} {d[f'{k}_covers'].sum()}" + ('' if len(set(of)) == 1 else f' of {n}') for k, n in zip(kinds, of)]
+    return 'held: ' + '   '.join(each) + (f'   of {of[0]}' if len(set(of)) == 1 else '')
 
 def style_intervals(
     cmp: pd.DataFrame, # from `styletables.against_planted`, or `measured_only` where nothing is planted
@@ -229,6 +236,7 @@ def style_intervals(
     "Planted shares (where they are known), and the intervals that should hold them, a panel an arm."
     import matplotlib as mpl, matplotlib.pyplot as plt
     from matplotlib.lines import Line2D
+    if not len(cmp): raise InputError("there is no cell to draw intervals of: compare some first")
     kinds, known = [k for k in _MARKS if f'{k}_covers' in cmp], cmp.planted.notna().any()
     arms, times = in_order(cmp.arm, ARMS), in_order(cmp.period, periods().period)
     with mpl.rc_context(_LOOK):
@@ -238,7 +246,7 @@ def style_intervals(
             d = cmp[cmp.arm == arm]
             _forest(ax, d, kinds, times)
             ax.set_title(arm)
-            if known: ax.set_title('held: ' + '   '.join(f"{_GLYPHS[_MARKS[k][1]]} {d[f'{k}_covers'].sum()}" for k in kinds) + f'   of {len(d)}', loc='right', fontsize=7, fontweight='normal', color=GREY)
+            if known: ax.set_title(_score(d, kinds), loc='right', fontsize=7, fontweight='normal', color=GREY)
         for ax in list(axes.flat)[len(arms):]: ax.axis('off')
         for ax in axes[-1]: ax.set_xlabel('share of the dominant style')
         marks = [Line2D([], [], color=_MARKS[k][0], marker=_MARKS[k][1], ms=4, lw=1.4, label=_MARKS[k][2]) for k in kinds]
@@ -247,7 +255,7 @@ def style_intervals(
         if note: fig.supxlabel(fill(note, 132), x=.01, ha='left', fontsize=6.8, color=GREY)
     return fig
 
-# %% ../../nbs/histvis/stylecharts.ipynb #c087b6aee
+# %% ../../nbs/histvis/stylecharts.ipynb #cb8d3e640
 def confusion_map(
     matrices: dict, # title → counts, shape (6, 6), true × predicted
     note: str = '', # a line under the figure
@@ -255,14 +263,15 @@ def confusion_map(
     "Confusion matrices side by side."
     import matplotlib as mpl, matplotlib.pyplot as plt
     if not matrices: raise InputError("there is no confusion matrix to draw: evaluate a probe first")
+    matrices = {title: whole_counts(m) for title, m in matrices.items()}
     across = min(2, len(matrices)); down = -(-len(matrices) // across)
     with mpl.rc_context({**_LOOK, 'axes.grid': False}):
         fig, axes = plt.subplots(down, across, figsize=(3.5 * across if across > 1 else 4.2, 3.3 * down + .2), squeeze=False, layout='constrained')
-        for ax, (title, m) in zip(axes.flat, matrices.items()): _matrix(ax, np.asarray(m), title)
+        for ax, (title, m) in zip(axes.flat, matrices.items()): _matrix(ax, m, title)
         for ax in list(axes.flat)[len(matrices):]: ax.axis('off')
         for ax in axes[:, 0]: ax.set_ylabel('what the picture is')
         for ax in axes[-1]: ax.set_xlabel('what it was called')
-        if note: fig.supxlabel(note, x=.01, ha='left', fontsize=6.8, color=GREY)
+        if note: fig.supxlabel(fill(note, 132 if across > 1 else 80), x=.01, ha='left', fontsize=6.8, color=GREY)
     return fig
 
 def _matrix(ax, m, title):

@@ -6,9 +6,9 @@
 __all__ = ['PRINTED', 'MITIGATED', 'SIMULATED_DOMAINS', 'KIND_NAMES', 'INTERVAL_WORDS', 'style_printed', 'printed_cells',
            'between_tables', 'StyleRun', 'style_run', 'run_pictures', 'period_label', 'table_01', 'shown_01',
            'table_intervals', 'shown_intervals', 'table_02', 'shown_02', 'against_planted', 'measured_only', 'held',
-           'run_words', 'score_words', 'interval_words', 'change_words', 'finding_words']
+           'run_words', 'star_words', 'score_words', 'interval_words', 'change_words', 'finding_words']
 
-# %% ../../nbs/histvis/styletables.ipynb #ca05ebb4b
+# %% ../../nbs/histvis/styletables.ipynb #c3f831a47
 from dataclasses import dataclass
 
 import numpy as np, pandas as pd
@@ -24,6 +24,7 @@ from .names import PROBE_CLASSES, STYLES
 from .prompts import find_period, periods
 from .style import DOMAINS, class_of, classification_report, confusion, read_evaluation, read_labels
 from .vsd import ARMS, asterisks, contrasts, in_order, intervals
+from .vsdcorrect import check_draws
 from .vsdcover import planted_array
 
 # %% ../../nbs/histvis/styletables.ipynb #cf53643f9
@@ -103,7 +104,7 @@ def period_label(
     "A period as it is printed."
     return dict(zip(periods().period, periods().label)).get(period, period)
 
-# %% ../../nbs/histvis/styletables.ipynb #c7c1db2cc
+# %% ../../nbs/histvis/styletables.ipynb #c30396c7d
 def _cell_rows(t: pd.DataFrame, kind: str, what: str, role: str = None) -> pd.DataFrame: # by (arm, period)
     d = t[(t.kind == kind) & (t.what == what)]
     return (d if role is None else d[d.role == role]).set_index(['arm', 'period'])
@@ -115,7 +116,7 @@ def _long(parts: list, said: pd.DataFrame, status: str, arms) -> pd.DataFrame: #
     "Numbers of this run beside the printed ones (arm, period, metric, reported), in order."
     mine = pd.concat(parts, ignore_index=True)
     out = mine.merge(said, 'outer', ['arm', 'period', 'metric'])
-    out = out[out.arm.isin(arms)].assign(status=np.where(out.value.isna(), 'not_run', status)[out.arm.isin(arms)])
+    out = out[out.arm.isin(arms)].assign(status=lambda d: np.where(d.value.isna() & ~(d.n > 0), 'not_run', status)) # pictures whose number is unknown were run
     rank = {k: {x: i for i, x in enumerate(v)} for k, v in (('arm', in_order(out.arm, ARMS)), ('period', in_order(out.period, periods().period)), ('metric', dict.fromkeys([*mine.metric, *said.metric])))}
     out = out.sort_values(['arm', 'period', 'metric'], key=lambda c: c.map(rank[c.name]), ignore_index=True)
     return tidy(out.assign(period=out.period.map(period_label)).rename(columns={'arm': 'model'}), ['model', 'period'])
@@ -148,17 +149,18 @@ def table_01(
     moved = p[p.arm == 'SDXL Mitigated'].assign(vsd_change=lambda d: (d.vsd - d.period.map(before)).round(2), style_changed=lambda d: (d.style_change == 'changed').astype(float))
     return _long(parts, pd.concat([said, dominant, _melted(moved[['arm', 'period', 'vsd_change', 'style_changed']], dict(vsd_change='vsd_change', style_changed='style_changed'))]), status, in_order(t.arm, ARMS))
 
-# %% ../../nbs/histvis/styletables.ipynb #c57edc4fe
+# %% ../../nbs/histvis/styletables.ipynb #c621981c7
 _DIRECTION = {'↑': 'up', '↓': 'down', '=': 'same'}
+
+def _mark(star) -> str: return '?' if pd.isna(star) else '*' * bool(star)
 
 def _said(score, star, style, direction='', change='') -> str: # '0.83 engraving; down, unchanged'
     if pd.isna(score): return ''
-    return f"{score:.2f}{'*' if star else ''} {style}" + (f'; {direction}, {change}' if isinstance(direction, str) and direction else '')
+    return f"{score:.2f}{_mark(star)} {style}" + (f'; {direction}, {change}' if isinstance(direction, str) and direction else '')
 
 def shown_01(
     t: pd.DataFrame, # from `intervals`
-    change: pd.DataFrame = None, # from `contrasts`
-    rule: str = 'overlap', # the asterisk's
+    change: pd.DataFrame = None, rule: str = 'overlap', # from `contrasts`; the asterisk's
 ) -> pd.DataFrame: # text, periods × (arm, 'this run' | 'reported')
     "Table 1 as it is read."
     score, star, p = _cell_rows(t, 'clustered', 'vsd'), asterisks(t, rule), printed_cells(1).set_index(['arm', 'period'])
@@ -169,13 +171,12 @@ def shown_01(
     cols = {(a, head): [f((a, x)) for x in times] for a in arms for head, f in (('this run', ours), ('reported', theirs)) if any(f((a, x)) for x in times)}
     return pd.DataFrame(cols, index=pd.Index([period_label(x) for x in times], name='Period'))
 
-# %% ../../nbs/histvis/styletables.ipynb #c414310cd
+# %% ../../nbs/histvis/styletables.ipynb #c46e0fd7e
 MITIGATED = 'SDXL Mitigated'
 
 def table_intervals(
     t: pd.DataFrame, # from `intervals`
-    number: int, # 3 or 4
-    status: str = 'real',
+    number: int, status: str = 'real', # 3 or 4
 ) -> pd.DataFrame: # model, period, metric, value, lo, hi, n, reported, status
     "VSD with intervals (Tables 3 and 4)."
     p, mine = printed_cells(number), t[(t.arm == MITIGATED) == (number == 4)]
@@ -188,14 +189,13 @@ def table_intervals(
     score = printed_cells(1).merge(p[['arm', 'period']]).assign(metric='score', reported=lambda d: d.vsd)[['arm', 'period', 'metric', 'reported']]
     return _long(parts, pd.concat([score, said]), status, in_order(mine.arm, ARMS))
 
-# %% ../../nbs/histvis/styletables.ipynb #cb85a8186
+# %% ../../nbs/histvis/styletables.ipynb #c6be1048c
 def _span(v, lo, hi, star=False) -> str: # '0.47 (0.46–0.51)*'
-    return '' if pd.isna(v) else f'{v:.2f}' + ('' if pd.isna(lo) else f' ({lo:.2f}–{hi:.2f})') + '*' * bool(star)
+    return '' if pd.isna(v) else f'{v:.2f}' + ('' if pd.isna(lo) else f' ({lo:.2f}–{hi:.2f})') + _mark(star)
 
 def shown_intervals(
     t: pd.DataFrame, # from `intervals`
-    number: int, # 3 or 4
-    rule: str = 'overlap', # the asterisk's
+    number: int, rule: str = 'overlap', # 3 or 4; the asterisk's
 ) -> pd.DataFrame: # text
     "Tables 3 and 4 as they are read."
     p, mine = printed_cells(number).set_index(['arm', 'period']), t[(t.arm == MITIGATED) == (number == 4)]
@@ -205,7 +205,7 @@ def shown_intervals(
         named = lambda role: of['paper', role]['style'].get(k, '')
         r = p.loc[k] if k in p.index else None
         return {('Dominant style', 'this run'): named('dominant'), ('Dominant style', 'reported'): '' if r is None else r.dominant,
-            ('VSD, the paper\'s interval', 'this run'): get('paper', 'dominant', 'boot_mean') + '*' * bool(star.get(k, False)), ('VSD, the paper\'s interval', 'reported'): '' if r is None else _span(r.vsd, r.lo, r.hi, r.not_significant),
+            ('VSD, the paper\'s interval', 'this run'): get('paper', 'dominant', 'boot_mean') + _mark(star.get(k, False)), ('VSD, the paper\'s interval', 'reported'): '' if r is None else _span(r.vsd, r.lo, r.hi, r.not_significant),
             ('Score in the labels', 'without noise'): get('noise_free', 'dominant'), ('Score in the labels', 'by activity'): get('clustered', 'dominant').partition(' ')[2].strip('()'), ('Behind the labels', 'corrected'): get('corrected', 'dominant'),
             ('Second style', 'this run'): f"{named('second')} {get('paper', 'second', 'boot_mean')}".strip(), ('Second style', 'reported'): '' if r is None else f'{r.second} {_span(r.second_prop, r.second_lo, r.second_hi)}'}
     keys = [(a, x) for a in in_order(mine.arm, ARMS) for x in in_order(mine.period, periods().period) if ((mine.arm == a) & (mine.period == x)).any()]
@@ -213,18 +213,19 @@ def shown_intervals(
     index = pd.MultiIndex.from_tuples(names, names=['Model', 'Period']) if number == 3 else pd.Index([n for _, n in names], name='Period')
     return pd.DataFrame([line(k) for k in keys], index=index)
 
-# %% ../../nbs/histvis/styletables.ipynb #c212b572a
+# %% ../../nbs/histvis/styletables.ipynb #c7d756fd0
 def _scores(m: np.ndarray) -> np.ndarray: # (…, 5, 5) → (…, 7): accuracy, macro F1, five F1
     hit, of = np.diagonal(m, axis1=-2, axis2=-1), m.sum(-1) + m.sum(-2)
     f1 = np.divide(2 * hit, of, out=np.zeros(of.shape), where=of > 0)
     return np.concatenate([(hit.sum(-1) / m.sum((-1, -2)))[..., None], f1.mean(-1, keepdims=True), f1], -1)
 
 def table_02(
-    evaluation: pd.DataFrame, # EVALUATION rows
-    simulated: bool, # whether the labelled pictures are
+    evaluation: pd.DataFrame, simulated: bool, # EVALUATION rows, and whether the labelled pictures are
     seed: int = 42, replicates: int = 2000,
 ) -> pd.DataFrame: # encoder, pictures, metric, value, lo, hi, n, reported, status
     "Style classification by encoder (Table 2)."
+    check_draws(replicates, seed=seed)
+    if odd := sorted(set(map(str, evaluation.domain)) - set(DOMAINS)): raise InputError(f"domain {odd[0]!r} is none of {', '.join(DOMAINS)}: evaluate again")
     names, out = ['accuracy', 'macro_f1', *PROBE_CLASSES], []
     words = SIMULATED_DOMAINS if simulated else {'validation': 'validation'}
     for (enc, dom), r in sorted(evaluation.groupby(['encoder', 'domain']), key=lambda g: (g[0][0], DOMAINS.index(g[0][1]))):
@@ -249,23 +250,28 @@ def shown_02(
     wide = long.assign(text=text).pivot(index=['encoder', 'pictures'], columns='metric', values='text')
     return wide.loc[list(dict.fromkeys(zip(long.encoder, long.pictures))), list(heads)].rename(columns=heads).rename_axis(['Encoder', 'Judged on']).rename_axis(None, axis=1)
 
-# %% ../../nbs/histvis/styletables.ipynb #c473d0933
+# %% ../../nbs/histvis/styletables.ipynb #c376caed2
+def _raw(t: pd.DataFrame) -> str: # a kind whose values are the shares among the labels
+    if there := [k for k in ('noise_free', 'clustered', 'paper') if k in set(t.kind)]: return there[0]
+    raise InputError("these intervals tell nothing of the labels as they stand: make those without noise too")
+
 def against_planted(
     t: pd.DataFrame, # from `intervals`, through the matrix that belongs to the pictures
     planted: pd.DataFrame, # arm, period, style, share
     wrong: pd.DataFrame = None, # from `intervals`, through another domain's matrix
-) -> pd.DataFrame: # arm, period, style, planted, n, measured, labelled (the style that came first), and for each kind: value, lo, hi, covers
+) -> pd.DataFrame: # arm, period, style, planted, n, measured, labelled (the style that came first), and for each kind: value, lo, hi, fault, covers (NA without an interval)
     "Planted and measured share of the dominant style, cell by cell."
     cells, p = planted_array(planted)
     out = cells.assign(style=np.array(STYLES)[p.argmax(1)], planted=p.max(1))
-    share = lambda x, kind: x[(x.kind == kind) & (x.what == 'share')][['arm', 'period', 'style', 'n', 'value', 'lo', 'hi']]
-    first = _cell_rows(t, 'clustered', 'vsd')['style'].rename('labelled').reset_index()
-    out = out.merge(share(t, 'noise_free')[['arm', 'period', 'style', 'n', 'value']].rename(columns={'value': 'measured'}), on=['arm', 'period', 'style']).merge(first, on=['arm', 'period'])
+    share = lambda x, kind: x[(x.kind == kind) & (x.what == 'share')][['arm', 'period', 'style', 'n', 'value', 'lo', 'hi', 'fault']]
+    first = _cell_rows(t, raw := _raw(t), 'vsd')['style'].rename('labelled').reset_index()
+    out = out.merge(share(t, raw)[['arm', 'period', 'style', 'n', 'value']].rename(columns={'value': 'measured'}), on=['arm', 'period', 'style']).merge(first, on=['arm', 'period'])
     if not len(out): raise InputError("no cell has both planted shares and pictures: give the planted shares of this run's arms and periods")
     for name, x, kind in [(k, t, k) for k in ('paper', 'noise_free', 'clustered', 'corrected')] + ([] if wrong is None else [('wrong', wrong, 'corrected')]):
         if not (x.kind == kind).any(): continue
         d = out[['arm', 'period', 'style', 'planted']].merge(share(x, kind).drop(columns='n'), 'left')
-        out = out.assign(**{f'{name}_{c}': d[c].to_numpy() for c in ('value', 'lo', 'hi')}, **{f'{name}_covers': ((d.lo <= d.planted + 1e-12) & (d.planted <= d.hi + 1e-12)).to_numpy()})
+        holds = ((d.lo <= d.planted + 1e-12) & (d.planted <= d.hi + 1e-12)).astype('boolean').mask(d.lo.isna())
+        out = out.assign(**{f'{name}_{c}': d[c].to_numpy() for c in ('value', 'lo', 'hi', 'fault')}, **{f'{name}_covers': holds.array})
     return out
 
 def measured_only(
@@ -273,24 +279,25 @@ def measured_only(
 ) -> pd.DataFrame: # as `against_planted` gives, with nothing planted
     "The same for pictures whose true shares nobody knows: the share of the style that came first in the labels."
     d = t[(t.what == 'share') & (t.role == 'dominant')]
-    wide = d.pivot(index=['arm', 'period', 'style', 'n'], columns='kind', values=['value', 'lo', 'hi'])
+    if not len(d): raise InputError("no cell has a labelled picture: label pictures first")
+    wide = d.pivot(index=['arm', 'period', 'style', 'n'], columns='kind', values=['value', 'lo', 'hi', 'fault']).infer_objects()
     wide.columns = [f'{kind}_{c}' for c, kind in wide.columns]
     out = d.drop_duplicates(['arm', 'period'])[['arm', 'period', 'style', 'n']].merge(wide.reset_index(), on=['arm', 'period', 'style', 'n'])
-    return out.assign(planted=np.nan, measured=out.noise_free_value, labelled=out['style'], **{f'{k}_covers': True for k in d.kind.unique()})
+    known = lambda k: pd.Series(True, out.index, dtype='boolean').mask(out[f'{k}_lo'].isna())
+    return out.assign(planted=np.nan, measured=out[f'{_raw(t)}_value'], labelled=out['style'], **{f'{k}_covers': known(k) for k in d.kind.unique()})
 
 KIND_NAMES = {'paper': "the paper's", 'noise_free': 'without noise', 'clustered': 'by activity', 'corrected': 'corrected', 'wrong': "corrected with the wrong domain's matrix"}
 
 def held(
     cmp: pd.DataFrame, # from `against_planted`
-) -> pd.DataFrame: # kind, held, cells, mean width, mean difference of the value from what was planted
+) -> pd.DataFrame: # kind, held, cells that have an interval, cells without, mean width, mean difference of the value from what was planted
     "How many cells each kind of interval holds."
-    kinds = [k for k in KIND_NAMES if f'{k}_covers' in cmp]
-    return pd.DataFrame([dict(interval=KIND_NAMES[k], held=int(cmp[f'{k}_covers'].sum()), cells=len(cmp), width=(cmp[f'{k}_hi'] - cmp[f'{k}_lo']).mean(), off=(cmp[f'{k}_value'] - cmp.planted).mean()) for k in kinds])
+    has = {k: cmp[f'{k}_lo'].notna().sum() for k in KIND_NAMES if f'{k}_covers' in cmp}
+    return pd.DataFrame([dict(interval=KIND_NAMES[k], held=int(cmp[f'{k}_covers'].sum()), cells=int(has[k]), without=int(len(cmp) - has[k]), width=(cmp[f'{k}_hi'] - cmp[f'{k}_lo']).mean(), off=(cmp[f'{k}_value'] - cmp.planted).mean()) for k in has])
 
-# %% ../../nbs/histvis/styletables.ipynb #c6afcf4bb
+# %% ../../nbs/histvis/styletables.ipynb #cd804fd31
 def run_words(
-    run: StyleRun,
-    t: pd.DataFrame, # from `intervals`
+    run: StyleRun, t: pd.DataFrame, # from `intervals`
 ) -> str: # for under a table
     "How many pictures, what was left out, who labelled them and how well."
     n, m = t.drop_duplicates(['arm', 'period']), run.matrix()
@@ -301,17 +308,26 @@ def run_words(
     right, of = (np.trace(m), 'six styles') if m[5].sum() else (np.trace(m) + m[4, 5], 'five classes') # a photograph called monochrome was recognised
     return (f"{n.n.sum():,} {kind}, {size} a cell; {gone}. Labels by a linear probe on {run.encoder}; its confusion matrix is from {m.sum():,} {seen}: {100 * right / m.sum():.1f} % of {of} right.")
 
+def _named(keys, of: int) -> str: # (arm, period) … → '3 of 40 cells (SDXL: 17th c., 18th c.; SD3: 1910s)'
+    return f'{len(keys)} of {of} cells' if len(keys) == of else f'{len(keys)} of {of} cells (' + '; '.join(f"{a}: {', '.join(map(period_label, d.period))}" for a, d in pd.DataFrame([*keys], columns=['arm', 'period']).groupby('arm', sort=False)) + ')'
+
+def star_words(
+    t: pd.DataFrame, # from `intervals`
+) -> str: # for under a table
+    "What asterisk and question mark say, and where nothing is known."
+    gone, d = (star := asterisks(t)).index[star.isna()], t[(t.kind == 'paper') & (t.n > 0) & t.lo.isna()]
+    return "Asterisk: the paper's interval of the first style overlaps that of another." + (f" Question mark: there is no paper's interval, so nobody knows, in {_named(gone, len(star))}: {'; '.join(d.fault.unique())}." if len(gone) else '')
+
 INTERVAL_WORDS = ('95 % intervals. The paper\'s: labels are resampled, then changed as often as the predictor errs, although they hold its errors already, so a score may lie outside its own interval. '
     'Without noise: labels resampled. By activity: activities resampled with their pictures. Corrected: shares behind the labels, taken back through the confusion matrix, whose own sampling error is carried.')
 
 def score_words(
-    long: pd.DataFrame, # from `table_01`
-    t: pd.DataFrame, # from `intervals`
+    long: pd.DataFrame, t: pd.DataFrame, # from `table_01` and from `intervals`
 ) -> list[str]: # a line an arm
     "Scores of this run beside the paper's, arm by arm."
     p, mine = printed_cells(1), _cell_rows(t, 'clustered', 'vsd').reset_index()
     both = mine.merge(p, on=['arm', 'period'], suffixes=('', '_p')).dropna(subset='value')
-    star = long[long.metric == 'not_significant'].dropna(subset=['value', 'reported']).assign(arm=lambda d: d.model)
+    star = long[(long.metric == 'not_significant') & long.reported.notna() & (long.n > 0)].assign(arm=lambda d: d.model)
     out = []
     for arm, d in both.groupby('arm', sort=False):
         gap, same = d.value - d.vsd, d['style'] == d.dominant
@@ -319,10 +335,10 @@ def score_words(
         s = star[star.arm == arm]
         other = '; '.join(f"{period_label(r.period)}: {r.style} (the paper: {r.dominant})" for r in d[~same].itertuples())
         out.append(f"{arm}: the dominant style is the paper's in {same.sum()} of {len(d)} periods" + (f' ({other})' if other else '') + f"; scores differ by {gap.mean():+.2f} on average, most in {period_label(far.period)} ({far.value:.2f} against {far.vsd:.2f}); "
-                   f"{int(s.value.sum())} asterisk{'s' if s.value.sum() != 1 else ''} here, {int(s.reported.sum())} in the paper.")
+                   f"{int(s.value.sum())} asterisk{'s' if s.value.sum() != 1 else ''} here, {int(s.reported.sum())} in the paper" + (f"; unknown here in {s.value.isna().sum()} periods." if s.value.isna().any() else '.'))
     return out
 
-# %% ../../nbs/histvis/styletables.ipynb #cf8d9f015
+# %% ../../nbs/histvis/styletables.ipynb #c4e65b62d
 def interval_words(
     t: pd.DataFrame, # from `intervals`
     number: int, # 3 or 4
@@ -330,10 +346,14 @@ def interval_words(
     "Intervals of this run beside Table 3's or 4's."
     p, mine = printed_cells(number), t[(t.arm == MITIGATED) == (number == 4)]
     d, v = _cell_rows(mine, 'paper', 'share', 'dominant').dropna(subset='lo'), _cell_rows(mine, 'corrected', 'share', 'dominant').dropna(subset='lo')
-    out = [f"Score outside its own interval, by the paper's recipe: {((d.value < d.lo) | (d.value > d.hi)).sum()} of {len(d)} cells here; the recipe moves the share of the dominant style by {(d.boot_mean - d.value).mean():+.3f} on average, the correction by {(v.value - d.value.reindex(v.index)).mean():+.3f}."]
+    raw = _cell_rows(mine, _raw(t), 'share', 'dominant').value
+    by = [(who, f'{x.mean():+.3f}') for who, x in (('the recipe', d.boot_mean - d.value), ('the correction', v.value - raw.reindex(v.index))) if len(x)]
+    moves = f"{by[0][0]} moves the share of the dominant style by {by[0][1]} on average" + ''.join(f', {who} by {x}' for who, x in by[1:]) + '.' if by else ''
+    out = [f"Score outside its own interval, by the paper's recipe: {((d.value < d.lo) | (d.value > d.hi)).sum()} of {len(d)} cells here; {moves}"] if len(d) else [f"No cell has the paper's interval: {'; '.join(mine.fault[(mine.kind == 'paper') & (mine.fault != '')].unique()) or 'it was not asked for'}.{' ' * bool(by)}{moves[:1].upper()}{moves[1:]}"]
     both = d.reset_index().merge(p, on=['arm', 'period'], suffixes=('', '_p'))
     if len(both): out.append(f"In the {len(both)} cells that the paper prints, {(both['style'] == both.dominant).sum()} have the paper's dominant style here; its intervals are {(both.hi_p - both.lo_p).mean():.3f} wide on average with 1,000 pictures a cell, ours {(both.hi - both.lo).mean():.3f} with {both.n.mean():.0f}.")
-    stars = {r: asterisks(mine, r) for r in ('overlap', 'difference')}
+    stars = {r: asterisks(mine, r).dropna() for r in ('overlap', 'difference')}
+    if not len(stars['overlap']): return out
     other = [f'{a}, {period_label(x)}' for (a, x), s in stars['overlap'].items() if s != stars['difference'].get((a, x), s)]
     return out + [f"Asterisks: {stars['overlap'].sum()} of {len(stars['overlap'])} by overlap of intervals, {stars['difference'].sum()} by the difference" + (f" (they differ in {'; '.join(other)})." if other else ', in the same cells.')]
 
@@ -348,20 +368,32 @@ def change_words(
     sure, both = v[(v.lo > 0) | (v.hi < 0)], [x for x in v.index if x in p.index]
     same = [x for x in both if {'up': '↑', 'down': '↓'}.get(p.direction[x]) == v.direction[x]]
     mono = change[(change.what == 'share') & (change['style'] == 'monochrome')]
-    return [f"The score moved as in the paper in {len(same)} of {len(both)} periods; the interval of the move excludes 0 in {len(sure)} (up: {names(sure.index[sure.value > 0])}; down: {names(sure.index[sure.value < 0])}).",
+    gone = f" There is no interval of the move in {names(v.index[v.lo.isna()])}: {'; '.join(v.fault[v.lo.isna()].unique())}." if v.lo.isna().any() else ''
+    return [f"The score moved as in the paper in {len(same)} of {len(both)} periods; the interval of the move excludes 0 in {len(sure)} (up: {names(sure.index[sure.value > 0])}; down: {names(sure.index[sure.value < 0])}).{gone}",
         f"The dominant style changed in {names(v.index[v.style_change == 'changed'])}; in the paper in {names(p.index[p.style_change == 'changed'])}.",
         f"Monochrome pictures: {mono.a.mean():.2f} of a period on average before, {mono.b.mean():.2f} after; surely fewer in {names(mono.period[mono.hi < 0])}."]
 
-# %% ../../nbs/histvis/styletables.ipynb #c3fbd2a82
+# %% ../../nbs/histvis/styletables.ipynb #c327674e3
 def finding_words(
     cmp: pd.DataFrame, # from `against_planted`, with the wrong domain's matrix
-    cover: pd.DataFrame, # from `vsdcover.redraw_coverage`, likewise
+    cover: pd.DataFrame = None, # from `vsdcover.redraw_coverage`, likewise; None where labels cannot be redrawn
 ) -> list[str]: # lines
     "What the comparison with planted shares says."
-    h, c = held(cmp).set_index('interval').rename({v: k for k, v in KIND_NAMES.items()}), cover.groupby('kind').coverage.agg(['mean', 'min', 'max'])
-    n, off, redraws, pct = len(cmp), h.off['noise_free'], cover.redraws.iloc[0], lambda x: f'{100 * x:.1f} %'
-    out = [f"The paper's interval holds the planted share in {h.held['paper']} of {n} cells, and in {pct(c['mean']['paper'])} of {redraws} redraws a cell: the share among the labels lies {abs(off):.3f} {'below' if off < 0 else 'above'} what was planted on average, because the predictor errs, and the recipe puts the same errors in once more.",
-        f"The corrected interval holds it in {h.held['corrected']} of {n} cells, and in {pct(c['mean']['corrected'])} of redraws (from {pct(c['min']['corrected'])} to {pct(c['max']['corrected'])} by cell). It is {h.width['corrected']:.3f} wide on average, the paper's {h.width['paper']:.3f}."]
-    if 'wrong' in h.index: out.append(f"With the wrong domain's matrix the corrected interval holds it in {h.held['wrong']} of {n} cells and in {pct(c['mean']['corrected_wrong'])} of redraws.")
+    h = held(cmp).set_index('interval').rename({v: k for k, v in KIND_NAMES.items()})
+    c, pct = {} if cover is None else dict(tuple(cover.groupby('kind'))), lambda x: f'{100 * x:.1f} %'
+    def said(k, kind, spread=False): # 'in 31 of 40 cells, and in 94.9 % of 200 redraws a cell'
+        d = c.get(kind, pd.DataFrame(columns=['coverage', 'without'])).dropna(subset='coverage')
+        lost = f"; {d.without.sum():,} redraws have no interval and are left out" if d.without.sum() else ''
+        return f"in {h.held[k]} of {h.cells[k]} cells" + (' that have one' if h.without[k] else '') + (f", and in {pct(d.coverage.mean())} of {d.redraws.iloc[0]} redraws a cell" + (f" (from {pct(d.coverage.min())} to {pct(d.coverage.max())} by cell)" if spread else '') + lost if len(d) else '')
+    off, wide = h.off['noise_free'], ' and '.join(f"{name} {h.width[k]:.3f}" for k, name in (('corrected', 'the corrected interval is'), ('paper', "the paper's")) if h.cells[k])
+    out = [f"The paper's interval holds the planted share {said('paper', 'paper')}: the share among the labels lies {abs(off):.3f} {'below' if off < 0 else 'above'} what was planted on average, because the predictor errs, and the recipe puts the same errors in once more." if h.cells['paper'] else "The paper's interval cannot be made in any cell.",
+        f"The corrected interval holds it {said('corrected', 'corrected', True)}." if h.cells['corrected'] else 'The corrected interval cannot be made in any cell.']
+    if wide: out[1] += f" On average {wide} wide."
+    if h.cells.get('wrong', 0): out.append(f"With the wrong domain's matrix the corrected interval holds it {said('wrong', 'corrected_wrong')}.")
     missed = '; '.join(f'{r.arm}, {period_label(r.period)}: {r.style}, planted {r.planted:.2f}, interval {r.corrected_lo:.2f}–{r.corrected_hi:.2f}' for r in cmp[~cmp.corrected_covers].itertuples())
+    gone = {}
+    for k in h.index[h.without > 0]:
+        d = cmp[cmp[f'{k}_lo'].isna()]
+        gone.setdefault(f"{_named([*zip(d.arm, d.period)], len(cmp))}: {'; '.join(d[f'{k}_fault'].unique())}.", []).append(KIND_NAMES[k])
+    out += [f"No interval ({', '.join(names)}) in {where}" for where, names in gone.items()]
     return out + [f"Cells that the corrected interval misses: {missed or 'none'}."]

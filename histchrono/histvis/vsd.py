@@ -4,10 +4,10 @@
 
 # %% auto #0
 __all__ = ['ARMS', 'KINDS', 'ASTERISKS', 'in_order', 'counts', 'top_two', 'shares', 'style_name', 'multinomial_draws',
-           'activity_counts', 'activity_draws', 'clustered_draws', 'all_draws', 'summary', 'faults', 'intervals',
-           'asterisks', 'contrasts']
+           'activity_counts', 'activity_draws', 'clustered_draws', 'all_draws', 'summary', 'faults', 'check_kinds',
+           'intervals', 'asterisks', 'contrasts']
 
-# %% ../../nbs/histvis/vsd.ipynb #cb900ae1d
+# %% ../../nbs/histvis/vsd.ipynb #c6c87e465
 import numpy as np, pandas as pd
 
 from ..core.errors import InputError
@@ -15,9 +15,9 @@ from ..core.provenance import rng
 from ..core.settings import check_choice
 from .names import STYLES
 from .prompts import periods
-from .vsdcorrect import corrected_draws, corrected_ends, corrected_shares, inverse_draws, matrix_fault, reassignment, style_codes
+from .vsdcorrect import check_draws, corrected_draws, corrected_ends, corrected_shares, inverse_draws, matrix_fault, reassignment, style_codes, unseen, whole_counts
 
-# %% ../../nbs/histvis/vsd.ipynb #ccb2e17ce
+# %% ../../nbs/histvis/vsd.ipynb #c3454f006
 ARMS = ('FLUX.1', 'SD3', 'SDXL', 'SDXL Mitigated') # as Table 1 prints them
 _COLUMNS = ('arm', 'period', 'activity_id', 'style')
 
@@ -32,7 +32,12 @@ def in_order(
 def _coded(labels: pd.DataFrame) -> pd.DataFrame: # arm, period, activity_id, code
     if lost := [c for c in _COLUMNS if c not in labels]: raise InputError(f"the labels lack {', '.join(lost)}: give a frame with {', '.join(_COLUMNS)}")
     if not len(labels): raise InputError("there is no label to count: label pictures first")
-    return labels[list(_COLUMNS[:3])].assign(code=style_codes(labels['style'].to_numpy()))
+    for c in _COLUMNS[:3]:
+        if n := labels[c].isna().sum(): raise InputError(f"{n} of {len(labels)} labels have no {c}: fill it in or leave the rows out")
+    d = pd.DataFrame({c: np.asarray(labels[c]) for c in _COLUMNS[:3]}) # plain, also where columns are categorical
+    try: d.activity_id.sort_values()
+    except TypeError: raise InputError("some activity_id are numbers and some are words: give all alike") from None
+    return d.assign(code=style_codes(labels['style'].to_numpy()))
 
 def counts(
     labels: pd.DataFrame, # arm, period, activity_id, style ('' = missing); a row a picture
@@ -118,7 +123,7 @@ def clustered_draws(
         out[i] = sums / sums.sum(1, keepdims=True)
     return out
 
-# %% ../../nbs/histvis/vsd.ipynb #ca86c01d8
+# %% ../../nbs/histvis/vsd.ipynb #cac92e46d
 _ROLES = np.array(['', 'dominant', 'second'])
 
 def all_draws(
@@ -147,19 +152,31 @@ def summary(
     "Mean and percentile interval of everything that is asked of a cell."
     at = lambda i: np.take_along_axis(draws, np.maximum(i, 0)[:, None, None], 2)
     gap = np.where((second >= 0)[:, None, None], at(first) - at(second), np.nan)
+    lone = (first >= 0) & (second < 0) # one style only: against whichever other comes nearest
+    gap[lone] = (at(first) - np.where(np.arange(6) == first[:, None, None], -np.inf, draws).max(2, keepdims=True))[lone]
     x = np.ascontiguousarray(np.concatenate([draws, draws.max(2, keepdims=True), gap], 2).swapaxes(1, 2))
     out = np.stack([x.mean(2), *np.quantile(x, [(1 - level) / 2, (1 + level) / 2], axis=2)], -1)
     out[:, :7] = out[:, :7].clip(0, 1)
     return out
 
-# %% ../../nbs/histvis/vsd.ipynb #cf4e19284
+# %% ../../nbs/histvis/vsd.ipynb #c796c77c2
 def faults(
     cells: pd.DataFrame, k: np.ndarray, kind: str, draws: np.ndarray, matrix: np.ndarray,
 ) -> list[str]: # a cell; '' where it has an interval
     "Why a cell has no interval of a kind."
     lost = np.isnan(draws[:, 0, 0])
-    why = {'clustered': 'one activity', 'corrected': matrix_fault(matrix) if kind == 'corrected' else '', 'paper': 'precision unknown: a label that the evaluation never saw'}.get(kind, '')
+    why = {'clustered': lambda: 'one activity', 'corrected': lambda: matrix_fault(matrix), 'paper': lambda: unseen(matrix) or 'precision unknown: a label that the evaluation never saw'}.get(kind, str)()
     return ['no labelled picture' if not n else why if l else '' for n, l in zip(k.sum(1), lost)]
+
+def check_kinds(
+    kinds, # names, or one name
+    choices, # those there are
+) -> tuple: # each once
+    "The kinds of interval that are asked for; an error names one that does not exist."
+    kinds = tuple(dict.fromkeys([kinds] if isinstance(kinds, str) else kinds))
+    if not kinds: raise InputError(f"no kind of interval is asked for: choose from {', '.join(choices)}")
+    for kind in kinds: check_choice('interval', kind, choices, 'this call')
+    return kinds
 
 def intervals(
     labels: pd.DataFrame, # arm, period, activity_id, style ('' = missing); a row a picture
@@ -172,8 +189,10 @@ def intervals(
     reassign: str = 'proportional', # or 'uniform'
 ) -> pd.DataFrame: # arm, period, n, missing, activities, kind, what ('share', 'vsd', 'gap'), style, role, value, boot_mean, lo, hi, fault
     "The paper's interval and the others, of every cell; nan with a reason in `fault` where there is none."
-    for kind in kinds: check_choice('interval', kind, KINDS, 'this call')
-    if matrix is None and {'paper', 'corrected'} & set(kinds): raise InputError("the paper's and the corrected interval need the probe's confusion matrix: give `matrix`")
+    kinds = check_kinds(kinds, KINDS)
+    check_draws(replicates, level, seed)
+    if matrix is not None: matrix = whole_counts(matrix)
+    elif {'paper', 'corrected'} & {*kinds}: raise InputError("the paper's and the corrected interval need the probe's confusion matrix: give `matrix`")
     cells, k = counts(labels)
     first, second = top_two(k)
     draws = all_draws(labels, cells, k, kinds, matrix, precision, reassign, seed, replicates)
@@ -190,7 +209,8 @@ def intervals(
 def _rows(cells, p, s, first, second) -> pd.DataFrame: # eight rows a cell
     n, j = len(cells), np.arange(6)
     p = p.clip(0, 1)
-    gap = np.where(second >= 0, p[np.arange(n), first] - p[np.arange(n), second], np.nan)
+    other = np.where(second >= 0, p[np.arange(n), second], np.where(j == first[:, None], -np.inf, p).max(1))
+    gap = np.where(first >= 0, p[np.arange(n), first] - other, np.nan)
     role = _ROLES[(j == first[:, None]) + 2 * (j == second[:, None])]
     wide = lambda six, vsd, gap: np.column_stack([six, np.broadcast_to(vsd, n), np.broadcast_to(gap, n)]).ravel()
     names = np.array([*STYLES, ''])
@@ -198,35 +218,40 @@ def _rows(cells, p, s, first, second) -> pd.DataFrame: # eight rows a cell
         value=wide(p, p.max(1), gap), boot_mean=s[..., 0].ravel(), lo=s[..., 1].ravel(), hi=s[..., 2].ravel(), cell=np.repeat(np.arange(n), 8), order=0)[
         ['cell', 'order', 'arm', 'period', 'n', 'missing', 'activities', 'kind', 'what', 'style', 'role', 'value', 'boot_mean', 'lo', 'hi', 'fault']]
 
-# %% ../../nbs/histvis/vsd.ipynb #c3948ae3a
+# %% ../../nbs/histvis/vsd.ipynb #c2deb52b0
 ASTERISKS = ('overlap', 'difference')
 
 def asterisks(
     table: pd.DataFrame, # from `intervals`
     rule: str = 'overlap', # the paper's, or 'difference'
     kind: str = 'paper', # which interval
-) -> pd.Series: # bool by (arm, period): True where dominance is not significant; no cell without an interval
-    "Cells whose dominant style cannot be told from the second."
+) -> pd.Series: # boolean by (arm, period): True where dominance is not significant, NA where there is no interval; no cell without pictures
+    "Cells whose dominant style cannot be told from another."
     check_choice('asterisk', rule, ASTERISKS, 'this call')
-    d = table[(table.kind == kind) & table.lo.notna()]
-    if not len(d): raise InputError(f"there is no {kind!r} interval to judge by: choose from {', '.join(dict.fromkeys(table.kind))}")
-    by = lambda rows, col: rows.set_index(['arm', 'period'])[col]
-    top = by(d[d.role == 'dominant'], 'lo')
-    if rule == 'overlap': return (by(d[d.role == 'second'], 'hi').reindex(top.index) >= top).rename('asterisk')
-    gap = d[d.what == 'gap']
-    return (by(gap, 'lo').reindex(top.index) <= 0).rename('asterisk')
+    d, cell = table[(table.kind == kind) & (table.n > 0)], ['arm', 'period']
+    if kind not in set(table.kind):
+        there = list(dict.fromkeys(table.kind[table.lo.notna()]))
+        raise InputError(f"there is no {kind!r} interval to judge by: " + (f"choose from {', '.join(there)}" if there else 'no other kind has one either'))
+    top, others = d[d.role == 'dominant'].set_index(cell), d[(d.what == 'share') & (d.role != 'dominant')].groupby(cell).hi.max()
+    gap = d[d.what == 'gap'].set_index(cell).lo
+    star = others.reindex(top.index) >= top.lo if rule == 'overlap' else gap.reindex(top.index) <= 0
+    return (star | (top.n == 1)).astype('boolean').mask(top.lo.isna()).rename('asterisk')
 
-# %% ../../nbs/histvis/vsd.ipynb #cd0823c5d
+# %% ../../nbs/histvis/vsd.ipynb #cf90ced54
 def contrasts(
     labels: pd.DataFrame, # arm, period, activity_id, style
     a: str = 'SDXL', b: str = 'SDXL Mitigated', # arms; the difference is b − a
     matrix: np.ndarray = None, # counts, shape (6, 6): compare the shares behind the labels
     seed: int = 42, replicates: int = 5000, level: float = 0.95,
-) -> pd.DataFrame: # period, what ('vsd' or 'share'), style, a, b, value, lo, hi, n_a, n_b, activities, dominant_a, dominant_b, direction, style_change
-    "VSD and shares of two arms, period by period, with intervals of the difference."
+) -> pd.DataFrame: # period, what ('vsd' or 'share'), style, a, b, value, lo, hi, n_a, n_b, activities, dominant_a, dominant_b, direction, style_change, fault
+    "VSD and shares of two arms, period by period, with intervals of the difference; nan with a reason in `fault` where there is none."
+    check_draws(replicates, level, seed)
+    if a == b: raise InputError(f"{a} cannot be set against itself: give two arms")
+    coded = _coded(labels)
+    labels = coded.assign(style=np.array([*STYLES, ''])[coded.code])
     two = {arm: labels[labels.arm == arm] for arm in (a, b)}
     for arm, d in two.items():
-        if not len(d): raise InputError(f"there is no picture of arm {arm!r}: choose from {', '.join(in_order(labels.arm, ARMS))}")
+        if not len(d): raise InputError(f"there is no picture of arm {arm!r}: choose from {', '.join(map(str, in_order(labels.arm, ARMS)))}")
     if matrix is not None and (why := matrix_fault(matrix)): raise InputError(f"shares cannot be taken back through this confusion matrix: {why}")
     inv = None if matrix is None else inverse_draws(matrix, rng('vsd|matrix', seed), replicates)
     times = in_order(set(two[a].period) & set(two[b].period), periods().period)
@@ -234,7 +259,9 @@ def contrasts(
     if not (out := [x for x in out if x is not None]): raise InputError(f"{a} and {b} have no period in common with labelled pictures")
     return pd.concat(out, ignore_index=True)
 
-# %% ../../nbs/histvis/vsd.ipynb #c523badb3
+# %% ../../nbs/histvis/vsd.ipynb #cd2a459af
+_LOST = .01 # of the draws; where more lack an arm, what is left no longer stands for all
+
 def _contrast(period, parts, matrix, inv, seed, n, level):
     both = [activity_counts(d, d[['arm', 'period']].head(1))[0] for d in parts]
     ids = np.union1d(both[0][0], both[1][0])
@@ -242,14 +269,17 @@ def _contrast(period, parts, matrix, inv, seed, n, level):
     for x, (i, c) in zip(k, both): x[np.searchsorted(ids, i)] = c
     total = np.stack([x.sum(0) for x in k])
     if not total.sum(1).all(): return None
+    few = min(len(i) for i, _ in both) < 2
     w = activity_draws(ids, 'vsd|contrast', seed, n) # the same activities for both
     with np.errstate(invalid='ignore'): drawn = [(s := w @ x) / s.sum(1, keepdims=True) for x in k]
+    lost = np.isnan(drawn[0][:, 0] + drawn[1][:, 0]).sum() # draws without a picture of one arm
+    fault = 'an arm has fewer than two activities' if few else f'{lost} of {n} draws of activities have no picture of one arm' if lost > _LOST * n else ''
     point = shares(total)
     if inv is not None: drawn, point = [(d[:, None] @ inv)[:, 0] for d in drawn], corrected_shares(total, matrix).clip(0, 1)
     p = np.column_stack([point.max(1), point])
     diff = np.column_stack([drawn[1].max(1) - drawn[0].max(1), drawn[1] - drawn[0]])
-    lo, hi = np.nanquantile(diff, [(1 - level) / 2, (1 + level) / 2], axis=0) if len(ids) > 1 else np.full((2, 7), np.nan)
+    lo, hi = np.full((2, 7), np.nan) if fault else np.nanquantile(diff, [(1 - level) / 2, (1 + level) / 2], axis=0)
     first = top_two(total)[0]
     move = np.sign(np.round(p[1, 0] - p[0, 0], 12))
     return pd.DataFrame(dict(period=period, what=['vsd'] + ['share'] * 6, style=['', *STYLES], a=p[0], b=p[1], value=p[1] - p[0], lo=lo, hi=hi, n_a=total[0].sum(), n_b=total[1].sum(), activities=len(ids),
-        dominant_a=style_name(first[0]), dominant_b=style_name(first[1]), direction='↑' if move > 0 else '↓' if move < 0 else '=', style_change='unchanged' if first[0] == first[1] else 'changed'))
+        dominant_a=style_name(first[0]), dominant_b=style_name(first[1]), direction='↑' if move > 0 else '↓' if move < 0 else '=', style_change='unchanged' if first[0] == first[1] else 'changed', fault=fault))

@@ -5,30 +5,37 @@
 # %% auto #0
 __all__ = ['COVER', 'planted_array', 'redraw_coverage']
 
-# %% ../../nbs/histvis/vsdcover.ipynb #c0875f3e5
+# %% ../../nbs/histvis/vsdcover.ipynb #cb7d07e47
 import numpy as np, pandas as pd
 
 from ..core.errors import InputError
 from ..core.provenance import rng
-from ..core.settings import check_choice
 from .names import STYLES
 from .prompts import periods
-from .vsd import ARMS, in_order, multinomial_draws
-from .vsdcorrect import corrected_draws, corrected_ends, corrected_shares, inverse_draws, matrix_fault, reassignment, with_monochrome
+from .vsd import ARMS, check_kinds, in_order, multinomial_draws
+from .vsdcorrect import check_draws, corrected_draws, corrected_ends, corrected_shares, inverse_draws, matrix_fault, reassignment, with_monochrome
 
-# %% ../../nbs/histvis/vsdcover.ipynb #cfe54b147
+# %% ../../nbs/histvis/vsdcover.ipynb #c7a99cde7
 def planted_array(
     planted: pd.DataFrame, # arm, period, style, share
 ) -> tuple[pd.DataFrame, np.ndarray]: # cells: arm, period; shares, float, shape (cells, 6)
-    "Planted shares by cell; `InputError` where a cell's do not add up to 1."
+    "Planted shares by cell; `InputError` where one is missing or given twice, or a cell's do not add up to 1."
+    if lost := [c for c in ('arm', 'period', 'style', 'share') if c not in planted]: raise InputError(f"the planted shares lack {', '.join(lost)}: give a frame with arm, period, style, share")
+    if not len(planted): raise InputError("there is no planted share: give some")
+    planted = pd.DataFrame({c: np.asarray(planted[c]) for c in ('arm', 'period', 'style', 'share')})
+    key = planted[['arm', 'period', 'style']]
+    share = pd.to_numeric(planted.share, errors='coerce')
+    for bad, why in ((key.isna().any(axis=1), 'lacks a name'), (~np.isfinite(share), 'is no number'), (share < 0, 'is negative'), (key.duplicated(), 'is given twice')):
+        if bad.any(): raise InputError(f"the planted share of {', '.join(map(str, key[bad].iloc[0]))} {why}: correct it")
+    planted = planted.assign(share=share.astype(float))
     wide = planted.pivot_table('share', ['arm', 'period'], 'style', aggfunc='sum', fill_value=0)
     if odd := sorted(set(wide.columns) - set(STYLES)): raise InputError(f"planted style {odd[0]!r} is none of {', '.join(STYLES)}")
     order = [(a, p) for a in in_order(planted.arm, ARMS) for p in in_order(planted.period, periods().period) if (a, p) in wide.index]
     p = wide.reindex(order).reindex(columns=list(STYLES), fill_value=0).to_numpy(float)
-    if len(bad := np.flatnonzero((abs(p.sum(1) - 1) > 1e-6) | (p < 0).any(1))): raise InputError(f"planted shares of {', '.join(order[bad[0]])} add up to {p[bad[0]].sum():.4f}, not 1")
+    if len(bad := np.flatnonzero(abs(p.sum(1) - 1) > 1e-6)): raise InputError(f"planted shares of {', '.join(map(str, order[bad[0]]))} add up to {p[bad[0]].sum():.4f}, not 1")
     return pd.DataFrame(order, columns=['arm', 'period']), p / p.sum(1, keepdims=True)
 
-# %% ../../nbs/histvis/vsdcover.ipynb #c190998ba
+# %% ../../nbs/histvis/vsdcover.ipynb #cdd400d85
 COVER = ('paper', 'noise_free', 'corrected')
 
 def _redrawn(m: np.ndarray, gen) -> np.ndarray: # counts, shape (6, 6): a calibration that might have been
@@ -43,13 +50,24 @@ def _ends(kind, k, c, gen, n, level, precision, reassign): # shape (cells, 7, 2)
     d = np.stack([multinomial_draws(x, gen, n, noise).T for x in k])
     return np.moveaxis(np.quantile(np.concatenate([d, d.max(1, keepdims=True)], 1), [(1 - level) / 2, (1 + level) / 2], axis=2), 0, 2)
 
-def _held(ends: np.ndarray, p: np.ndarray, k: np.ndarray) -> np.ndarray: # shape (4, cells): held of the planted style, of the labels' style, of the VSD; width
+def _held(ends: np.ndarray, p: np.ndarray, k: np.ndarray) -> np.ndarray: # shape (5, cells): held of the planted style, of the labels' style, of the VSD; width; without an interval
     i, top, named = np.arange(len(p)), p.argmax(1), k.argmax(1)
     at, want = np.stack([top, named, np.full(len(p), 6)]), np.stack([p[i, top], p[i, named], p.max(1)])
     lo, hi = ends[i, at, 0], ends[i, at, 1]
-    return np.vstack([(lo <= want + 1e-12) & (want <= hi + 1e-12), (hi - lo)[:1]])
+    return np.vstack([(lo <= want + 1e-12) & (want <= hi + 1e-12), np.nan_to_num(hi - lo)[:1], np.isnan(lo[:1])])
 
-# %% ../../nbs/histvis/vsdcover.ipynb #c34a72919
+def _sizes(cells: pd.DataFrame, n) -> np.ndarray: # int, shape (cells,)
+    if isinstance(n, pd.DataFrame):
+        if lost := [c for c in ('arm', 'period', 'n') if c not in n]: raise InputError(f"the numbers of pictures lack {', '.join(lost)}: give a frame with arm, period, n")
+        if (two := n.duplicated(['arm', 'period'])).any(): raise InputError(f"{', '.join(map(str, n[two][['arm', 'period']].iloc[0]))} has two numbers of pictures: give one a cell")
+        size = cells.merge(n.astype({'arm': object, 'period': object}), 'left', ['arm', 'period']).n.fillna(0).to_numpy()
+    elif np.ndim(n): raise InputError("give n as a number, or as a frame with arm, period, n")
+    else: size = np.full(len(cells), n)
+    if size.dtype.kind not in 'iuf' or not np.isfinite(size).all() or (size != np.floor(size)).any(): raise InputError("a number of pictures is not whole: correct n")
+    if (size < 1).any(): raise InputError(f"{', '.join(map(str, cells.values[size < 1][0]))} has no picture to draw a label for: leave it out or give n of at least 1")
+    return size.astype(int)
+
+# %% ../../nbs/histvis/vsdcover.ipynb #c864e1bc9
 def redraw_coverage(
     planted: pd.DataFrame, # arm, period, style, share
     n, # pictures a cell: a number, or one a cell in a frame arm, period, n
@@ -60,21 +78,23 @@ def redraw_coverage(
     kinds: tuple = COVER,
     wrong: np.ndarray = None, # counts, shape (6, 6): another domain's, for one more interval
     level: float = 0.95, precision: str = 'confusion', reassign: str = 'proportional',
-) -> pd.DataFrame: # arm, period, n, kind, style, planted, coverage, coverage_labelled, coverage_vsd, width, redraws
+) -> pd.DataFrame: # arm, period, n, kind, style, planted, coverage, coverage_labelled, coverage_vsd, width (of redraws with an interval), redraws, without (redraws that have none)
     "How often each kind of interval holds the planted share, over redrawn labels and redrawn matrices."
-    for kind in kinds: check_choice('interval', kind, COVER, 'this call')
+    kinds = check_kinds(kinds, COVER)
+    check_draws(replicates, level, seed)
+    if not isinstance(redraws, (int, np.integer)) or redraws < 1: raise InputError(f"labels cannot be redrawn {redraws!r} times: give a whole number of at least 1")
     if why := matrix_fault(matrix): raise InputError(f"labels cannot be drawn through this confusion matrix: {why}")
+    if wrong is not None and (why := matrix_fault(wrong)): raise InputError(f"nothing can be taken back through the wrong domain's confusion matrix: {why}")
     cells, p = planted_array(planted)
-    size = np.full(len(cells), n) if np.ndim(n) == 0 else cells.merge(n, 'left', ['arm', 'period']).n.fillna(0).to_numpy()
-    if (size < 1).any(): raise InputError(f"{', '.join(cells.values[size < 1][0])} has no picture to draw a label for: leave it out or give n of at least 1")
-    m, size = with_monochrome(matrix), size.astype(int)
+    m, size = with_monochrome(matrix), _sizes(cells, n)
     kinds, called = [*kinds, *(['corrected_wrong'] if wrong is not None else [])], p @ (m / m.sum(1, keepdims=True))
-    held = np.zeros((len(kinds), 4, len(cells)))
+    held = np.zeros((len(kinds), 5, len(cells)))
     for r in range(redraws):
         gen = rng(f'vsd|redraw|{r}', seed)
         k = np.stack([gen.multinomial(s, q / q.sum()) for s, q in zip(size, called)])
         mine, other = _redrawn(m, gen), None if wrong is None else _redrawn(with_monochrome(wrong), gen)
         for j, kind in enumerate(kinds): held[j] += _held(_ends(kind, k, other if kind == 'corrected_wrong' else mine, gen, replicates, level, precision, reassign), p, k)
     base = cells.assign(n=size, style=np.array(STYLES)[p.argmax(1)], planted=p.max(1), redraws=redraws)
-    out = pd.concat([base.assign(kind=kind, **dict(zip(('coverage', 'coverage_labelled', 'coverage_vsd', 'width'), h / redraws))) for kind, h in zip(kinds, held)], ignore_index=True)
-    return out[['arm', 'period', 'n', 'kind', 'style', 'planted', 'coverage', 'coverage_labelled', 'coverage_vsd', 'width', 'redraws']]
+    of = np.where(held[:, 4] < redraws, redraws - held[:, 4], np.nan) # those with an interval
+    out = pd.concat([base.assign(kind=kind, **dict(zip(('coverage', 'coverage_labelled', 'coverage_vsd', 'width'), h[:4] / x)), without=h[4].astype(int)) for kind, h, x in zip(kinds, held, of)], ignore_index=True)
+    return out[['arm', 'period', 'n', 'kind', 'style', 'planted', 'coverage', 'coverage_labelled', 'coverage_vsd', 'width', 'redraws', 'without']]
