@@ -7,6 +7,7 @@ import shutil
 import struct
 import subprocess
 import sys
+import time
 import zlib
 from pathlib import Path
 
@@ -290,8 +291,9 @@ def test_what_is_changed_later_is_noticed(tmp_path):
     (d / "list.csv").write_text("\n".join(LINES + ["c.jpg,farming,18th,sdxl"]))
     assert bring(d, tmp_path / "s")[0]["rows"] == 1 and len(list((tmp_path / "s").glob("sdxl/*/*.json"))) == 1  # records of lines that are gone go too
     (d / "list.csv").write_text("\n".join(LINES + ["b.png,farming,18th,sdxl"]))
-    n, _ = bring(d, tmp_path / "s")
-    assert n["ok"] == 0 and "No picture at all: SDXL 18th." in missing_note(read_pictures(tmp_path / "s"))
+    with pytest.raises(InputError, match="no picture of"):
+        bring(d, tmp_path / "s")
+    assert "No picture at all: SDXL 18th." in missing_note(read_pictures(tmp_path / "s"))
 
 
 def test_a_set_may_lie_in_its_own_folder(tmp_path):
@@ -374,3 +376,159 @@ def test_broken_pictures_of_a_run_can_be_copied_elsewhere(tmp_path):
     run(d), collect(d)
     shutil.move(d, tmp_path / "elsewhere")
     assert collect(tmp_path / "elsewhere")["ok"] == 36 and run(tmp_path / "elsewhere")["drawn"] == 0
+
+
+# --- what people's disks and tables do
+
+def lined(d, *rows, head="path,activity,period,model"):
+    (d / "list.csv").write_text("\n".join([head, *rows]) + "\n", encoding="utf-8")
+    return d
+
+
+def many(tmp_path, n=48):
+    d = folder(tmp_path / "d", [f"{i}.png" for i in range(n)])
+    return lined(d, *(f"{i}.png,cooking,17th,sdxl" for i in range(n)))
+
+
+SLOW = "import sys, time, os\nfrom histchrono.histvis import collection as c\nwas = c._measure\ndef slow(job):\n    time.sleep(.3)\n    return was(job)\nc._measure = slow\nprint(os.getpid(), flush=True)\nc.import_images(sys.argv[1], sys.argv[2], workers=2, progress=False)"
+
+
+def children(pid):
+    return [int(c) for c in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="reads /proc")
+def test_a_killed_import_leaves_no_lock(tmp_path):
+    "Children end with their parent, and hold no lock of their own meanwhile."
+    d = many(tmp_path)
+    p = subprocess.Popen([sys.executable, "-c", SLOW, str(d), str(tmp_path / "s")], stdout=subprocess.PIPE)
+    try:
+        for _ in range(300):
+            if len(kids := children(p.pid)) == 2 and list((tmp_path / "s").rglob("*.json")): break
+            time.sleep(0.1)
+        held = [[os.readlink(f) for f in Path(f"/proc/{k}/fd").iterdir()] for k in kids]
+        assert len(kids) == 2 and not any("/.locks/" in f for fs in held for f in fs)
+        assert any("/.locks/" in os.readlink(f) for f in Path(f"/proc/{p.pid}/fd").iterdir())  # the parent does
+    finally:
+        p.kill()
+        p.wait()
+    for _ in range(100):
+        if not any(Path(f"/proc/{k}/cmdline").exists() and Path(f"/proc/{k}/cmdline").read_bytes() for k in kids): break
+        time.sleep(0.05)
+    else: pytest.fail("a child outlived its parent")
+    assert bring(d, tmp_path / "s", workers=2)[0]["ok"] == 48
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="reads /proc")
+def test_a_killed_child_is_one_line(tmp_path, monkeypatch):
+    from histchrono.histvis import collection
+    d, me, was = many(tmp_path), os.getpid(), collection._measure
+    monkeypatch.setattr(collection, "_measure", lambda job: os.kill(os.getpid(), 9) if job[0].endswith("/30.png") and os.getpid() != me else was(job))
+    with pytest.raises(HistError, match="reading pictures ended.*use fewer workers"):
+        bring(d, tmp_path / "s", workers=2)
+    monkeypatch.undo()
+    assert bring(d, tmp_path / "s", workers=2)[0]["ok"] == 48
+
+
+def test_folders_behind_links(tmp_path):
+    "The set's path and the pictures' may go through links, up and down."
+    d = lined(folder(tmp_path / "d", ["a.png", "sub/b.png"]), "a.png,cooking,17th,sdxl", "sub/b.png,cooking,18th,sdxl")
+    (tmp_path / "real/deep/er").mkdir(parents=True)
+    (tmp_path / "lnk").symlink_to("real/deep/er")
+    (tmp_path / "real/pics").symlink_to(d)
+    (d / "there").symlink_to(d / "sub")
+    for i, (pics, out) in enumerate([(d, tmp_path / "lnk/set"), (tmp_path / "real/pics", tmp_path / "s1"), (tmp_path / "lnk/../../pics", tmp_path / "lnk/../s2")]):
+        assert bring(pics, out)[0]["ok"] == 2 and collect(out.resolve())["ok"] == 2
+    lined(d, "there/b.png,cooking,18th,sdxl")
+    assert bring(d, tmp_path / "lnk/set3")[0]["ok"] == 1
+
+
+def test_paths_that_cannot_be_looked_for(tmp_path, monkeypatch):
+    d = lined(folder(tmp_path / "d", ["a.png", "shut/b.png"]), "a.png,cooking,17th,sdxl", "x" * 300 + ".png,cooking,17th,sdxl", "shut/b.png,cooking,17th,sdxl")
+    was, walk = Path.stat, os.scandir
+
+    def stat(self, **kw):
+        if "shut" in self.parts: raise PermissionError(13, "Permission denied", str(self))
+        return was(self, **kw)
+    monkeypatch.setattr(Path, "stat", stat)  # as for anybody but root
+    n, said = bring(d, tmp_path / "s")
+    assert (n["rows"], n["ok"], n["unplaced"]) == (1, 1, 2) and any("line 3" in s and "File name too long" in s for s in said) and any("line 4" in s and "shut/b.png cannot be looked for (Permission denied)" in s for s in said)
+    monkeypatch.undo()
+
+    def scandir(path="."):
+        if str(path).endswith("shut"): raise PermissionError(13, "Permission denied", str(path))
+        return walk(path)
+    g = folder(tmp_path / "g", ["sdxl/17th/cooking/1.png", "sdxl/shut/cooking_18th_2.png"])
+    monkeypatch.setattr(os, "scandir", scandir)
+    n, said = bring(g, tmp_path / "t", layout="histvis")
+    assert (n["ok"], n["unplaced"]) == (1, 1) and any("sdxl/shut: this folder cannot be read (Permission denied)" in s for s in said)
+
+
+def test_names_that_are_no_text(tmp_path):
+    d = folder(tmp_path / "d", ["sdxl/17th/cooking/1.png"])
+    odd = os.fsencode(d / "sdxl/17th/cooking") + b"/\xff2.png"
+    try: shutil.copy(d / "sdxl/17th/cooking/1.png", odd)
+    except OSError: pytest.skip("this disk takes UTF-8 names only")
+    n, said = bring(d, tmp_path / "s", layout="histvis")
+    assert (n["ok"], n["unplaced"]) == (1, 1) and any("cooking/\\xff2.png: its name is no UTF-8" in s for s in said)
+    with pytest.raises(InputError, match=r"o\\xff: the name of this folder is no UTF-8"):
+        bring(d, tmp_path / os.fsdecode(b"o\xff"), layout="histvis")
+
+
+def test_quotes_and_newlines(tmp_path):
+    d = lined(folder(tmp_path / "d"), 'a.png,"flying\n a kite","Bronze\nAge",SDXL', "b.png,flying a kite,Bronze Age,SDXL")
+    bring(d, tmp_path / "s")
+    assert {(r["activity"], r["period"]) for r in read_plan(tmp_path / "s")[0]} == {("flying a kite", "bronze age")}
+    assert read_plan(tmp_path / "s")[1]["periods"] == [["bronze age", "Bronze Age", "Bronze Age"]]
+    for rows, line in ((("a.png,cooking,17th,SDXL", '"b.png,cooking,17th,SDXL', "c.jpg,cooking,17th,SDXL"), 3), (('a.png,"cooking,17th,SDXL', 'b.png,"cooking",17th,SDXL'), 2)):
+        with pytest.raises(InputError, match=f"line {line}: a quote is opened"):
+            bring(lined(d, *rows), tmp_path / "t")
+    with pytest.raises(InputError, match="nothing but separators"):
+        bring(lined(d, head=",,,"), tmp_path / "t")
+
+
+def test_models_that_would_share_a_folder(tmp_path):
+    d = folder(tmp_path / "d")
+    with pytest.raises(InputError, match="would share the folder my_model"):
+        bring(lined(d, "a.png,cooking,17th,my model", "b.png,cooking,17th,my-model"), tmp_path / "s")
+    assert not (tmp_path / "s").exists()
+    assert bring(lined(d, "a.png,cooking,17th,my model", "b.png,cooking,17th,my model"), tmp_path / "s")[0]["ok"] == 2
+
+
+def test_backslashes_in_names(tmp_path):
+    d = lined(folder(tmp_path / "d", ["a\\b.png", "a/b.png", "c/d.png"]), "a\\b.png,cooking,17th,sdxl", "a/b.png,cooking,17th,sdxl", "c\\d.png,cooking,17th,sdxl")
+    assert bring(d, tmp_path / "s")[0]["ok"] == 3
+    rows = read_plan(tmp_path / "s")[0]
+    assert len({r["image_id"] for r in rows}) == 3
+    lined(d, "c/d.png,cooking,17th,sdxl")
+    bring(d, tmp_path / "t")
+    assert read_plan(tmp_path / "t")[0][0]["image_id"] in {r["image_id"] for r in rows}  # however its path is written
+
+
+def test_each_thing_that_is_converted_is_noted(tmp_path):
+    deep, clear = "from 16 to 8 bits", "transparency laid on white"
+    for name in ("rgba16.png", "grey_alpha16.png"):
+        assert decode(FAULTS[name][0], name, True).notes == (deep, clear)
+    grey = lambda key: raw_png(2, 1, 16, 0, b"\0" + struct.pack(">HH", 500, 0x4000), chunk(b"tRNS", struct.pack(">H", key)))
+    p = decode(grey(500), "x", True)
+    assert p.notes == (deep, clear) and p.rgb[0, :, 0].tolist() == [255, 0x40]
+    key = raw_png(1, 1, 16, 2, bytes(7), chunk(b"tRNS", bytes(6)))
+    for data in (FAULTS["float.tif"][0], FAULTS["int.tif"][0], b"P5 2 2 65535\n" + bytes(8), b"Pf\n2 2\n-1.0\n" + bytes(16), key):
+        for convert in (False, True):
+            with pytest.raises(PictureError) as e: decode(data, "x", convert)
+            assert e.value.why == "16bit" and "convert" not in str(e.value).replace("converted", "")
+
+
+def test_converted_pictures_go_with_converting(tmp_path):
+    d = folder(tmp_path / "d")
+    (d / "ink.jpg").write_bytes(FAULTS["ink.jpg"][0])
+    lined(d, "a.png,cooking,17th,sdxl", "ink.jpg,cooking,17th,sdxl")
+    assert bring(d, tmp_path / "s", convert=True)[0]["ok"] == 2 and len(list((tmp_path / "s/sdxl").rglob("*.png"))) == 1
+    assert bring(d, tmp_path / "s")[0]["failed"] == {"cmyk": 1} and not list((tmp_path / "s/sdxl").rglob("*.png"))
+
+
+def test_an_import_without_a_picture_is_an_error(tmp_path):
+    d = lined(folder(tmp_path / "d"), "gone.png,cooking,17th,sdxl")
+    with pytest.raises(InputError, match="no picture of .* can be used"):
+        bring(d, tmp_path / "s")
+    assert read_pictures(tmp_path / "s").status.tolist() == ["failed:missing"]  # which is written all the same

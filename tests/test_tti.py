@@ -396,6 +396,15 @@ def test_folders_that_cannot_be_opened(tiny, tmp_path, small):
     broken('SD1', lambda f: relabel(f, _class_name='StableDiffusionImg2ImgPipeline'), 'no text-to-image pipeline: it changes a given image')
     broken('SD1', lambda f: relabel(f, _class_name=['pipeline', 'Mine']), 'such code is never run')
     broken('SD1', lambda f: relabel(f, _class_name='Pipeline9'), 'has no Pipeline9')
+    for name in ('logging', 'utils', '__version__', '__doc__'):
+        broken('SD1', lambda f: relabel(f, _class_name=name), f'no _class_name|has no {name}')
+    broken('SDXL', lambda f: (f / 'model_index.json').write_text('[' * 100000), 'cannot be read')
+    for cls in ('StableDiffusionXLPipeline', 'FluxPipeline'):
+        broken('SD1', lambda f: [shutil.rmtree(p) for p in f.iterdir() if p.is_dir()] + [(f / 'model_index.json').write_text(json.dumps(dict(_class_name=cls)))], 'lacks its part')
+    for text in ('x' * 500, 'a/' + 'x' * 500, '/' + 'x' * 300, './' + 'x' * 300):
+        with pytest.raises(HistError) as e:
+            open_tti(text)
+        assert '\n' not in str(e.value)
     broken('SD3', lambda f: None, 'T5 encoder, whose activations leave the range of float16', dtype='float16')
     broken('SDXL', lambda f: None, 'no GPU', device='cuda')
     with pytest.raises(InputError, match='holds a StableDiffusion3Pipeline, and SDXL is a StableDiffusionXLPipeline'):

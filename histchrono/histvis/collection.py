@@ -5,10 +5,10 @@
 # %% auto #0
 __all__ = ['ENDINGS', 'LAYOUTS', 'find_arm', 'guess_entry', 'import_images']
 
-# %% ../../nbs/histvis/collection.ipynb #c7776d7b2
+# %% ../../nbs/histvis/collection.ipynb #cac2bf638
 from collections import Counter
 from pathlib import Path
-import os, re, warnings
+import errno, os, re, warnings
 import pandas as pd, pyarrow as pa
 from ..core.errors import InputError
 from ..core.io import check_workers, conform, write_parquet
@@ -19,6 +19,7 @@ from .imageplan import IMAGES, hold, picture_path, table_hash
 from .names import VARIANTS, Arm, parse_arm
 from .pictures import PictureError, colourfulness, open_picture, phash, pixel_hash, write_picture
 from .prompts import activities as all_activities, activity_key, period_key, periods as all_periods, read_csv
+from ..models.parallel import side_by_side
 from ..models.registry import models
 
 # %% ../../nbs/histvis/collection.ipynb #cf35e83bb
@@ -45,7 +46,7 @@ def find_arm(
     if _key(base) in (names := _models()): return parse_arm(f'{names[_key(base)]}:{v}' if v != 'neutral' else names[_key(base)])
     return parse_arm(base if v == 'neutral' else f'{base}:{v}')
 
-# %% ../../nbs/histvis/collection.ipynb #c3c966120
+# %% ../../nbs/histvis/collection.ipynb #c48361ec5
 _COLUMNS = dict(path='path file filename file_name file_path filepath image image_path image_file', activity='activity action',
                 period='period time_period historical_period century era time', model='model generator tti model_name', index='index idx sample image_index', variant='variant', prompt='prompt text caption', category='category')
 _PROMPT = re.compile(r'^\s*an? (?:photorealistic image of )?(?:a )?(?:person )?(?P<activity>.+?) (?:in|during) (?:the )?(?P<period>[^,.]+?)\s*\.?\s*$', re.I)
@@ -60,16 +61,28 @@ def _entries(file: Path, model: str) -> list[dict]: # path, activity, period, mo
     return [dict({c: r.get(n, '') if n else '' for c, n in at.items()}, line=r['line']) | ({'model': model} if at['model'] is None else {}) for r in rows]
 
 def _asked(e: dict) -> dict: # activity and period, from the prompt where they are not given
-    m = _PROMPT.match(e['prompt']) if not (e['activity'] and e['period']) else None
-    return e | {k: e[k] or (m[k] if m else '') for k in ('activity', 'period')}
+    m = _PROMPT.match(_line(e['prompt'])) if not (e['activity'] and e['period']) else None
+    return e | {k: _line(e[k]) or (m[k] if m else '') for k in ('activity', 'period')} | dict(category=_line(e['category']))
 
-# %% ../../nbs/histvis/collection.ipynb #cd595d5a1
-def _inside(folder: Path, path: str) -> Path: # the file; ValueError where it is outside
-    for p in dict.fromkeys((path, path.replace('\\', '/'))):
-        file = Path(os.path.normpath(folder.absolute()/p))
-        if not file.is_relative_to(os.path.normpath(folder.absolute())): raise ValueError(f'{path} lies outside {folder.name}')
-        if file.exists(): break
-    return file
+def _line(text: str) -> str: # a text in one line
+    return re.sub(r'\s*[\t\n\v\f\r\x1c-\x1e\x85\u2028\u2029]\s*', ' ', text)
+
+# %% ../../nbs/histvis/collection.ipynb #c50c33d30
+def _inside(folder: Path, path: str) -> tuple: # the file, and its path with /; ValueError where it is outside, or cannot be looked for
+    for p in dict.fromkeys((path, path.replace('\\', '/'))): # a backslash is a part of a name only where there is such a file
+        file = Path(os.path.normpath(folder.resolve()/p))
+        if not file.is_relative_to(folder.resolve()): raise ValueError(f'{path} lies outside {folder.name}')
+        try: file.stat()
+        except OSError as x:
+            if x.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP): raise ValueError(f"{path if len(path) <= 80 else path[:79] + '…'} cannot be looked for ({x.strerror})") from None
+        else: break
+    return file, p
+
+def _shown(path) -> str: # a name that can be printed, whatever bytes it has
+    return str(path).encode('utf-8', 'surrogateescape').decode('utf-8', 'backslashreplace')
+
+def _printable(path, what: str):
+    if _shown(path) != str(path): raise InputError(f"{_shown(path)}: the name of {what} is no UTF-8: rename it, or name another")
 
 def _place(e: dict, folder: Path) -> dict: # arm, activity, period, file, given index (-1 = none); ValueError says why not
     e = _asked(e)
@@ -80,14 +93,15 @@ def _place(e: dict, folder: Path) -> dict: # arm, activity, period, file, given 
     if e['index'] and not re.fullmatch(r'\d{1,4}(?:\.0)?', e['index'], re.A): raise ValueError(f'index {e["index"]!r} of {e["path"]} is no whole number from 0 to 9999')
     try: arm = find_arm(e['model'], e['variant'])
     except Exception as x: raise ValueError(f'{x}') from None
+    file, path = _inside(folder, e['path'])
     return dict(arm=arm, activity=activity_key(e['activity']), period=period_key(e['period']), words=re.sub(r'^the\s+', '', e['period'], flags=re.I), category=e['category'], prompt=e['prompt'],
-                file=_inside(folder, e['path']), path=e['path'].replace('\\', '/'), given=int(float(e['index'])) if e['index'] else -1)
+                file=file, path=path, given=int(float(e['index'])) if e['index'] else -1)
 
 def _placed(entries: list, folder: Path) -> tuple[list, list]: # placed, (line, why) of the others
     out, bad, seen = [], [], {}
     for e in entries:
         try: p = _place(e, folder)
-        except ValueError as x: bad.append((e['line'], str(x))); continue
+        except ValueError as x: bad.append((e['line'], _line(str(x)))); continue
         key = (p['file'], p['arm'], p['activity'], p['period'])
         again = next((seen[k] for k in (key, (key[1:], p['given'])) if k in seen and (k is key or p['given'] >= 0)), None)
         if again is not None:
@@ -97,8 +111,14 @@ def _placed(entries: list, folder: Path) -> tuple[list, list]: # placed, (line, 
         out.append(p)
     return out, bad
 
-# %% ../../nbs/histvis/collection.ipynb #c1ca0132c
+# %% ../../nbs/histvis/collection.ipynb #c97f30b9f
 _ORDER = ('FLUX.1', 'SD3', 'SDXL', 'SDXL Mitigated') # as Table 1 prints them; others behind, by name
+
+def _check_arms(arms: list):
+    "`InputError` where two would share a folder: 'my model' and 'My-Model'."
+    seen = {}
+    for a in sorted(set(arms), key=lambda a: a.label):
+        if seen.setdefault(a.slug, a).label != a.label: raise InputError(f"the models {seen[a.slug].label!r} and {a.label!r} would share the folder {a.slug}: write the name in one way, or give them names that differ in letters or digits")
 
 def _periods(placed: list) -> pd.DataFrame: # the project's that occur, then one's own by name: period, label, words
     table = all_periods()
@@ -152,30 +172,36 @@ def guess_entry(
     own = activity_key(re.sub(r'\b(?:in|during)(?: the)?\s*$', '', re.sub(r'(?:^|\s)(?:img|image)?\s?\d+$|^\d+\s', '', stem).strip()))
     return dict(path=path, activity=found or (own if len(own) > 2 else ''), period=period, model=model, index=(number[1] or number[2]) if number else '', variant='mitigated' if mitigated else '', prompt='', category='', line=path)
 
-# %% ../../nbs/histvis/collection.ipynb #cd7801d3d
+# %% ../../nbs/histvis/collection.ipynb #cfa90e2b7
 LAYOUTS = ('histvis',)
 
-def _listed(folder: Path, out: Path, csv, layout, model: str, say) -> list[dict]: # entries
+def _files(folder: Path, out: Path) -> tuple[list, list]: # pictures' paths; (name, why) of what cannot be read
+    apart = lambda d: out.resolve() == folder.resolve() or not Path(d).resolve().is_relative_to(out.resolve()) # not what an earlier import wrote
+    shut, plain = [], lambda p: Path(p).relative_to(folder).as_posix()
+    walk = os.walk(folder, onerror=lambda e: shut.append((_shown(plain(e.filename)), f'this folder cannot be read ({e.strerror}), so no picture in it is in the set')))
+    files = sorted(plain(Path(d, f)) for d, _, fs in walk if apart(d) for f in fs if Path(f).suffix.lower() in ENDINGS)
+    files = [f for f in files if not f.startswith('sheets/') and not any(p.startswith('.') for p in f.split('/'))]
+    return [f for f in files if _shown(f) == f], sorted(shut) + [(_shown(f), 'its name is no UTF-8: rename it') for f in files if _shown(f) != f]
+
+def _listed(folder: Path, out: Path, csv, layout, model: str, say) -> tuple[list, list]: # entries; (name, why) of what cannot be read
     if layout is None:
         found = [Path(csv)] if csv is not None else sorted(folder.glob('*.csv'))
         if len(found) != 1:
             raise InputError(f"{folder} holds {len(found) or 'no'} CSV files: name the one that lists its pictures (columns path, activity, period, model)" + ('' if found else ", or use layout='histvis' to guess from folders"))
-        return _entries(found[0], model)
+        return _entries(found[0], model), []
     check_choice('layout', layout, LAYOUTS, 'this call')
-    apart = lambda d: out.resolve() == folder.resolve() or not Path(d).resolve().is_relative_to(out.resolve()) # not what an earlier import wrote
-    files = sorted(Path(d, f).relative_to(folder).as_posix() for d, _, fs in os.walk(folder) if apart(d) for f in fs if Path(f).suffix.lower() in ENDINGS)
-    files = [f for f in files if not f.startswith('sheets/') and not any(p.startswith('.') for p in f.split('/'))]
-    if not files: raise InputError(f"{folder} holds no picture ({', '.join(ENDINGS)}): name the folder of the unpacked archive")
+    files, lost = _files(folder, out)
+    if not files: raise InputError(f"{folder} holds no picture that can be read ({lost[0][0]}: {lost[0][1]})" if lost else f"{folder} holds no picture ({', '.join(ENDINGS)}): name the folder of the unpacked archive")
     out_ = [guess_entry(f) | ({'model': model} if model else {}) for f in files]
     sure = sum(all(e[k] for k in ('model', 'period', 'activity')) for e in out_)
-    tables = sorted(p.relative_to(folder).as_posix() for p in folder.rglob('*.csv'))[:3]
+    tables = sorted(_shown(p.relative_to(folder).as_posix()) for p in folder.rglob('*.csv'))[:3]
     shown = '; '.join(f"{e['path']} → {e['model'] or '?'}, {e['period'] or '?'}, {e['activity'] or '?'}" for e in out_[:3])
     (say or warnings.warn)(
         f"layout={layout!r} is a GUESS: the archive's layout is printed nowhere. {sure} of {len(files)} paths name a model, a period and an activity, such as {shown}. Check some before you use a number."
         + (f" There are tables in the archive ({', '.join(tables)}): if one lists the pictures, give it as csv= instead." if tables else ''))
-    return out_
+    return out_, lost
 
-# %% ../../nbs/histvis/collection.ipynb #c58b5259d
+# %% ../../nbs/histvis/collection.ipynb #cff2f5d56
 def _measure(job: tuple) -> tuple: # (status, message, what a record says)
     "Read one picture: (file, convert, where a converted one goes)."
     file, convert, target, shown = job
@@ -186,14 +212,17 @@ def _measure(job: tuple) -> tuple: # (status, message, what a record says)
     said = dict(sha256=sha, source_sha256=p.sha256, pixels=pixel_hash(p.rgb), width=p.rgb.shape[1], height=p.rgb.shape[0], colourfulness=round(colourfulness(p.rgb), 6), phash=phash(p.rgb))
     return 'ok', f"converted: {', '.join(p.notes)}" if p.notes else '', dict(said, notes=list(p.notes))
 
-def _quiet():
-    import signal
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+def _let_go(out: Path): # in a child: close the inherited lock, or the set stays locked as long as the child lives
+    held = [p.stat() for p in (out/'.locks').iterdir()]
+    for fd in map(int, os.listdir('/dev/fd') if os.path.isdir('/dev/fd') else ()):
+        try:
+            if any(os.path.samestat(os.fstat(fd), s) for s in held): os.close(fd)
+        except OSError: pass # the listing's own
 
-def _measured(jobs: list, workers: int): # results in order
-    if workers == 1 or len(jobs) < 2: yield from map(_measure, jobs); return
-    from concurrent.futures import ProcessPoolExecutor
-    with ProcessPoolExecutor(workers, initializer=_quiet) as pool: yield from pool.map(_measure, jobs, chunksize=8)
+def _measured(jobs: list, workers: int, out: Path): # (place in `jobs`, result), in the order they are done
+    if workers == 1: yield from enumerate(map(_measure, jobs)); return
+    some = [jobs[i:i + 8] for i in range(0, len(jobs), 8)]
+    for i, got in side_by_side(lambda batch: list(map(_measure, batch)), some, workers, lambda: _let_go(out), 'reading pictures', 'use fewer workers'): yield from enumerate(got, 8*i)
 
 def _stands(out: Path, row: dict, path: str, convert: bool) -> bool: # read already, and unchanged since
     status, _, r = standing(out, {k: v for k, v in row.items() if k != 'file'})
@@ -203,7 +232,7 @@ def _same_source(file: Path, r: dict) -> bool:
     try: return file_hash(file) == r.get('source_sha256')
     except (InputError, OSError): return False
 
-# %% ../../nbs/histvis/collection.ipynb #c264fb03f
+# %% ../../nbs/histvis/collection.ipynb #c2a3e1b3f
 def import_images(
     folder, # holds the pictures
     out, # folder of the set: plan, records, hashes; the pictures stay where they are, only converted ones are written here
@@ -215,13 +244,18 @@ def import_images(
     say=None, # called with lines
     progress: bool = True,
 ) -> dict: # what `collect` counts, and unplaced, converted {what: n}
-    "Read any folder of pictures as a HistVis set; a broken picture fails its own row."
+    "Read any folder of pictures as a HistVis set; a broken picture fails its own row; `InputError` where none is left."
     folder, out, tell = Path(folder), Path(out), say or (lambda line: None)
+    if '..' in out.parts: out = out.resolve() # behind a link, .. is another place than its name says
     if folder.suffix.lower() == '.zip' and folder.is_file(): raise InputError(f"{folder} is an archive: unpack it and name the folder")
-    if not folder.is_dir(): raise InputError(f"{folder} is no folder: name the one that holds the pictures")
+    if not folder.is_dir(): raise InputError(f"{_shown(folder)} is no folder: name the one that holds the pictures")
     check_workers(workers)
-    placed, bad = _placed(_listed(folder, out, csv, layout, model, say), folder)
+    for path, what in ((folder, 'this folder'), (out, 'this folder'), (csv or '', 'this table'), (os.path.relpath(folder.resolve(), out.resolve()), 'a folder above')): _printable(path, what)
+    entries, lost = _listed(folder, out, csv, layout, model, say)
+    placed, bad = _placed(entries, folder)
+    bad = lost + bad
     if not placed: raise InputError(f"no line of {csv or folder} could be used, such as {bad[0][0]}: {bad[0][1]}")
+    _check_arms([p['arm'] for p in placed])
     claim_folder(out, 'import images')
     pers = _periods(placed)
     rows = _rows(placed, pers)
@@ -240,6 +274,7 @@ def import_images(
     if len(bad) > 5: tell(f"left out: {len(bad)} lines in all; manifest.json lists them")
     for status, why in [(r['status'], r['message']) for r in said if r.get('status', 'ok') != 'ok'][:5]: tell(f"{status}: {why}")
     if converted: tell('converted: ' + ', '.join(f'{v} {k}' for k, v in converted.items()))
+    if not n['ok']: raise InputError(f"no picture of {folder} can be used, {out} says why of each" + (f", such as {why}" if (why := next((r['message'] for r in said if r.get('message')), '')) else ''))
     return n
 
 def _table_hash(folder: Path, csv, layout) -> str: # '' where there was none
@@ -249,15 +284,17 @@ def _read(out: Path, rows: list, folder: Path, convert: bool, workers: int, prog
     "Write a record for each row; records of an earlier import that are no row's now go."
     from histchrono.histvis.generate import _bar
     plain = [{k: v for k, v in r.items() if k != 'file'} for r in rows]
-    where = [Path(os.path.relpath(r['file'], out.absolute())).as_posix() for r in rows]
+    where = [Path(os.path.relpath(r['file'].parent.resolve()/r['file'].name, out.resolve())).as_posix() for r in rows]
     for p in strays(out, plain):
         if not (r := read_record(out/p.with_suffix('.json'))) or r.get('engine') != 'imported': continue
         for e in ('.png', '.json') if r.get('notes') else ('.json',): (out/p.with_suffix(e)).unlink(missing_ok=True)
     todo = [i for i, r in enumerate(rows) if not _stands(out, r, where[i], convert)]
-    shown = lambda file: file.relative_to(os.path.normpath(folder.absolute())).as_posix()
+    shown = lambda file: file.relative_to(folder.resolve()).as_posix()
     jobs = [(str(rows[i]['file']), convert, str(out/picture_path(plain[i])), shown(rows[i]['file'])) for i in todo]
     with _bar(len(rows), len(rows) - len(todo), 'read', progress) as bar:
-        for i, (status, message, facts) in zip(todo, _measured(jobs, workers)):
+        for k, (status, message, facts) in _measured(jobs, workers, out):
+            old = read_record(out/picture_path(plain[i := todo[k]], 'json')) or {}
+            if old.get('engine') == 'imported' and old.get('notes') and not facts.get('notes'): (out/picture_path(plain[i])).unlink(missing_ok=True) # an earlier import converted it
             write_record(out/picture_path(plain[i], 'json'), plain[i], status=status, message=message, attempts=1, engine='imported', convert=convert,
                          path=picture_path(plain[i]) if facts.get('notes') else where[i], **facts)
             bar.update(1)

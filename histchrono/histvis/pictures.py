@@ -75,12 +75,21 @@ def _too_short(data: bytes) -> bool: # a PNG, whole by its checksums, that holds
     need = sum(b*(1 + (a*bits + 7)//8) for a, b in size if a > 0 and b > 0)
     return len(zlib.decompressobj().decompress(b''.join(b for n, b in chunks if n == b'IDAT'), need)) < need
 
-# %% ../../nbs/histvis/pictures.ipynb #c6d36c06d
+# %% ../../nbs/histvis/pictures.ipynb #c104a1499
 def _deep(img, data: bytes) -> bool: # more than 8 bits a channel
     if img.format == 'PNG': return data[24] == 16
     if img.format == 'TIFF': return any(b > 8 for b in (img.tag_v2.get(258) or (1,)))
     ppm = [a for t in img.tile if img.format == 'PPM' and isinstance(t[3], tuple) for a in t[3]]
     return ';16' in img.mode or img.mode in ('I', 'F') or any(isinstance(a, int) and a > 255 for a in ppm)
+
+def _clear(img) -> bool: # transparency, of whatever kind
+    return img.mode in ('LA', 'PA', 'RGBA', 'La', 'RGBa') or 'transparency' in img.info
+
+def _no_scale(img) -> bool: # numbers of which nothing says what is white
+    return img.mode in ('F', 'I') and img.format != 'PNG'
+
+def _deep_key(img, data: bytes) -> bool: # a transparent colour in 16 bits, of which the decoder keeps 8
+    return img.mode == 'RGB' and 'transparency' in img.info and _deep(img, data)
 
 def _turned(img) -> bool: # to be shown turned or mirrored
     return img.getexif().get(274, 1) not in (0, 1, None)
@@ -88,21 +97,24 @@ def _turned(img) -> bool: # to be shown turned or mirrored
 def _faults(img, data: bytes) -> dict: # why → text, of an opened picture; empty where it can be read as it stands
     out, mend = {}, _MEND
     if getattr(img, 'n_frames', 1) > 1: out['animated'] = f'{img.n_frames} pictures in one file: {mend} (the first is taken)'
-    if _deep(img, data): out['16bit'] = f'more than 8 bits a channel: {mend}'
-    elif img.mode in ('LA', 'PA', 'RGBA', 'La', 'RGBa') or 'transparency' in img.info: out['alpha'] = f'it has transparency: {mend} (laid on white)'
-    elif img.mode not in ('1', 'L', 'P', 'RGB'): out['cmyk' if img.mode == 'CMYK' else 'colourspace'] = f'its colours are {img.mode}, not RGB: {mend}'
+    if _deep(img, data): out['16bit'] = f"more than 8 bits a channel: {'save it as 8-bit RGB' if _no_scale(img) or _deep_key(img, data) else mend}"
+    if _clear(img): out['alpha'] = f'it has transparency: {mend} (laid on white)'
+    elif img.mode not in ('1', 'L', 'P', 'RGB') and img.mode[0] not in 'IF': out['cmyk' if img.mode == 'CMYK' else 'colourspace'] = f'its colours are {img.mode}, not RGB: {mend}'
     if _turned(img): out['rotated'] = _TURN
     return out
 
-# %% ../../nbs/histvis/pictures.ipynb #c24b62f7e
+# %% ../../nbs/histvis/pictures.ipynb #c0732fbce
 _NOTE = dict(animated='first of several pictures', alpha='transparency laid on white', cmyk='from CMYK', colourspace='from another colour space', rotated='turned as its EXIF says') | {'16bit': 'from 16 to 8 bits'}
 
-def _convert(img, path) -> np.ndarray: # RGB of anything that is not plain; what is chosen stands in _NOTE
+def _convert(img, path, data: bytes) -> np.ndarray: # RGB of anything that is not plain; what is chosen stands in _NOTE
     from PIL import Image, ImageOps
-    if img.mode in ('F', 'I') and img.format != 'PNG': raise PictureError(path, '16bit', 'its numbers have no fixed scale: save it as 8-bit RGB')
-    if img.mode.startswith('I'): img = _with_exif(Image.fromarray((np.asarray(img).astype(np.uint16) >> 8).astype(np.uint8)), img)
+    if _no_scale(img): raise PictureError(path, '16bit', 'its numbers have no fixed scale: save it as 8-bit RGB')
+    if _deep_key(img, data): raise PictureError(path, '16bit', 'its transparent colour has 16 bits: save it as 8-bit RGB')
+    if img.mode.startswith('I'):
+        deep, key = np.asarray(img).astype(np.uint16), img.info.get('transparency')
+        img = _with_exif(Image.fromarray(np.where(deep == key, 255, deep >> 8).astype(np.uint8) if isinstance(key, int) else (deep >> 8).astype(np.uint8)), img)
     img = ImageOps.exif_transpose(img)
-    if img.mode in ('LA', 'PA', 'RGBA', 'La', 'RGBa') or 'transparency' in img.info:
+    if _clear(img):
         img = img.convert('RGBA')
         img = Image.alpha_composite(Image.new('RGBA', img.size, (255, 255, 255, 255)), img)
     return np.asarray(img.convert('RGB'))
@@ -126,7 +138,7 @@ def open_picture(
     "Read a picture file; `PictureError` names the path, the reason and the mend."
     return decode(_bytes(path), path, convert)
 
-# %% ../../nbs/histvis/pictures.ipynb #c7aa4c953
+# %% ../../nbs/histvis/pictures.ipynb #c69681220
 def decode(
     data: bytes, # of a file
     path='these bytes', # named in the message
@@ -148,7 +160,7 @@ def decode(
                 raise PictureError(path, 'truncated', f'pixels are missing at its end: {_AGAIN}')
             if _turned(img): faults.setdefault('rotated', _TURN) # a PNG may say so at its end
             if faults and not convert: raise PictureError(path, *next(iter(faults.items())))
-            rgb = _convert(img, path) if faults else np.asarray(img.convert('RGB'))
+            rgb = _convert(img, path, data) if faults else np.asarray(img.convert('RGB'))
     except PictureError: raise
     except UnidentifiedImageError:
         if _known(data): raise PictureError(path, 'damaged', f'the file is damaged or cut off: {_AGAIN}') from None

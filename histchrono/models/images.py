@@ -69,7 +69,7 @@ def cut_by(
     "Which tokenizers are too short for a prompt."
     return [k for k, t in toks.items() if len(t(text, truncation=False, verbose=False).input_ids) > limits.get(k, t.model_max_length)]
 
-# %% ../../nbs/models/images.ipynb #cee27ac3d
+# %% ../../nbs/models/images.ipynb #c28046167
 @dataclass(frozen=True)
 class Plan:
     "A model, how it is asked, and what its pictures depend on."
@@ -96,6 +96,9 @@ def make_plan(
     takes, family = call_takes(cls), FAMILIES.get(cls.__name__)
     guidance = check_guidance(settings.get('guidance'), denoiser.get('guidance_embeds'), name)
     if guidance is not None: settings = {**settings, 'guidance': guidance}
+    for part, config, key, kind in ((family.denoiser, denoiser, 'in_channels', int), ('vae', vae, 'block_out_channels', list)) if family else ():
+        if not isinstance(config.get(key), kind) or not config[key]: raise InputError(f"{folder} lacks its part {part}, or its config.json gives no {key}: fetch the model again")
+    if not isinstance(denoiser.get('sample_size') or 128, int): raise InputError(f"{folder}: the sample_size of its {family.denoiser if family else 'denoiser'} is no whole number: fetch the model again")
     if family: width, height, shape = sides(settings, denoiser, vae, family)
     args = {**{k: takes[k] for k in ('num_inference_steps', 'guidance_scale', 'true_cfg_scale', 'max_sequence_length') if isinstance(takes.get(k), (int, float))}, **call_arguments(settings, takes, name),
             **(dict(width=width, height=height) if family else {})}

@@ -5,22 +5,24 @@
 # %% auto #0
 __all__ = ['side_by_side', 'Forked', 'open_workers']
 
-# %% ../../nbs/models/parallel.ipynb #cfe12965d
+# %% ../../nbs/models/parallel.ipynb #c4b82ed41
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import get_context
-import ctypes, signal, sys
+import ctypes, os, signal, sys
 
 from ..core.errors import HistError
 from .engines import Engine, open_engine
 
-# %% ../../nbs/models/parallel.ipynb #cfe896a2c
+# %% ../../nbs/models/parallel.ipynb #cddb4a6c1
 _WORK = None # the function that the children inherit
 
-def _begin():
+def _begin(parent: int, first):
     if sys.platform == 'linux': ctypes.CDLL(None).prctl(1, signal.SIGKILL) # PR_SET_PDEATHSIG
+    if os.getppid() != parent: os._exit(1) # it ended before it could be asked
     signal.signal(signal.SIGINT, signal.SIG_IGN) # the parent answers for Ctrl-C
+    if first: first()
 
 def _do(batch): return _WORK(batch)
 
@@ -28,6 +30,9 @@ def side_by_side(
     work: Callable, # what is done with a batch
     batches: Sequence, # anything that can be pickled
     workers: int = 1, # children; 1: this process does it
+    first: Callable | None = None, # called once in each child before anything else
+    doing: str = 'answering', # what they do, and what helps where one ends: for the message
+    mend: str = 'lower batch_size or threads in settings.ini',
 ) -> Iterator[tuple[int, object]]: # index of a batch and what `work` gave, in the order they are done
     "Do batches in forked children, at most one a child in flight; `HistError` where a child ended."
     global _WORK
@@ -35,7 +40,7 @@ def side_by_side(
         for i, batch in enumerate(batches): yield i, work(batch)
         return
     _WORK, waiting = work, list(enumerate(batches))[::-1]
-    with ProcessPoolExecutor(min(workers, len(batches)), get_context('fork'), _begin) as pool:
+    with ProcessPoolExecutor(min(workers, len(batches)), get_context('fork'), _begin, (os.getpid(), first)) as pool:
         try:
             flying = {}
             while waiting or flying:
@@ -44,7 +49,7 @@ def side_by_side(
                     flying[pool.submit(_do, batch)] = i
                 job = next(as_completed(flying))
                 yield flying.pop(job), job.result()
-        except BrokenProcessPool: raise HistError("a process that was answering ended (out of memory?): lower batch_size or threads in settings.ini and run again; finished batches are kept") from None
+        except BrokenProcessPool: raise HistError(f"a process that was {doing} ended (out of memory?): {mend} and run again; finished batches are kept") from None
         finally: _WORK = None
 
 # %% ../../nbs/models/parallel.ipynb #cf4c6d851

@@ -19,7 +19,7 @@ from ..core.errors import DownloadError, HistError, InputError, disk_error
 from .registry import Model, get, models
 from .weights import named_path
 
-# %% ../../nbs/models/pipelines.ipynb #cc7e9cef9
+# %% ../../nbs/models/pipelines.ipynb #c42791b57
 CLASSES = {'SDXL': 'StableDiffusionXLPipeline', 'SD3': 'StableDiffusion3Pipeline', 'FLUX.1-schnell': 'FluxPipeline'}
 
 class Index(NamedTuple):
@@ -29,22 +29,27 @@ class Index(NamedTuple):
 
 def _json(path: Path) -> dict:
     try: found = json.loads(path.read_text(encoding='utf-8'))
-    except (ValueError, OSError) as e: raise InputError(f"{path} cannot be read ({type(e).__name__}): fetch the model again") from None
+    except (ValueError, OSError, RecursionError) as e: raise InputError(f"{path} cannot be read ({type(e).__name__}): fetch the model again") from None
     if not isinstance(found, dict): raise InputError(f"{path} is no JSON object: fetch the model again")
     return found
+
+def _there(path: Path) -> bool: # also for names that no file can have
+    try: return path.exists()
+    except (OSError, ValueError): return False
 
 def read_index(
     folder, # a pipeline's folder
 ) -> Index:
     "Read `model_index.json`; `InputError` where the folder is no pipeline or wants code of its own to be run."
     folder = Path(folder)
+    if not _there(folder): raise InputError(f"{str(folder)[:200]} does not exist: correct the path")
     if folder.is_file(): raise InputError(f"{folder} is a single file: name a folder in diffusers' form, with model_index.json")
-    if not folder.is_dir(): raise InputError(f"{folder} does not exist: correct the path")
+    if not folder.is_dir(): raise InputError(f"{folder} is no folder: correct the path")
     if not (folder/'model_index.json').is_file(): raise InputError(f"{folder} holds no model_index.json, so it is no diffusers pipeline: name the folder that has it")
     found = _json(folder/'model_index.json')
     cls = found.get('_class_name')
     if isinstance(cls, list): raise InputError(f"{folder} needs code of its own ({cls[-1]}), and such code is never run: use a pipeline that diffusers has")
-    if not isinstance(cls, str): raise InputError(f"{folder/'model_index.json'} names no _class_name: fetch the model again")
+    if not isinstance(cls, str) or not cls.isidentifier(): raise InputError(f"{folder/'model_index.json'} names no _class_name: fetch the model again")
     return Index(cls, {k: tuple(v) for k, v in found.items() if not k.startswith('_') and isinstance(v, list) and len(v) == 2 and v[0]})
 
 # %% ../../nbs/models/pipelines.ipynb #cc0d521e3
@@ -128,7 +133,7 @@ def fetch_pipeline(
     if lost := [p for p in index.parts if not any((folder/p).glob('*.json'))]: raise DownloadError(f"{model_id} came without its part {lost[0]} (the hub did not answer, or does not hold it): check the network and run again")
     return folder
 
-# %% ../../nbs/models/pipelines.ipynb #c1ab5ea95
+# %% ../../nbs/models/pipelines.ipynb #c686ff4f3
 class Source(NamedTuple):
     "Where a text-to-image model is."
     name: str # what pictures are filed under: a registry name, a hub id, or a folder's own name
@@ -140,13 +145,14 @@ def find_source(
     ini=None, # another settings.ini
 ) -> Source:
     "Which model a name means: the registry, then a folder, then a hub id. settings.ini [weights] goes before the hub."
+    if len(name) > 400 and not _there(Path(name).expanduser()): raise InputError(f"{name[:60]!r} … ({len(name)} characters) is neither a model's name, nor a folder, nor a hub id: see `histchrono models`")
     by_id = {m.id: m.name for m in models().values() if m.backend == 'diffusers'}
     row = next((m for m in models().values() if m.name.lower() == by_id.get(name, name).lower()), None)
     if row and row.kind != 'text_to_image': raise InputError(f"{row.name} draws no pictures, it is a {row.kind} model: name one of {', '.join(CLASSES)}, a hub id or a folder")
     if row: return Source(row.name, named_path(row.name, ini), row.id)
     if (here := named_path(name, ini)) is not None: return Source(name, here, name)
     path = Path(name).expanduser()
-    if path.exists(): return Source(path.resolve().name, path, '')
+    if _there(path): return Source(path.resolve().name, path, '')
     if name.startswith(('/', './', '../', '~')): raise InputError(f"{name} does not exist: correct the path")
     if not re.fullmatch(r'[\w.-]+/[\w.-]+', name): get(name) # no such row: it names the nearest
     return Source(name, None, name)
@@ -165,7 +171,7 @@ def locate(
     if source.name == 'FLUX.1-schnell' and part_config(folder, 'transformer').get('guidance_embeds'): raise InputError(f"{folder} holds FLUX.1-dev, whose transformer has guidance embeddings, and not FLUX.1-schnell: correct settings.ini [weights]")
     return folder, index
 
-# %% ../../nbs/models/pipelines.ipynb #c352b331f
+# %% ../../nbs/models/pipelines.ipynb #c05b78a15
 _OTHER = dict(strength='changes a given image', mask_image='fills a hole in a given image', control_image='follows a given image', num_frames='makes films', video='makes films',
               audio_length_in_s='makes sounds', audio_end_in_s='makes sounds', class_labels='draws from class labels')
 
@@ -177,7 +183,8 @@ def pipeline_class(
     except ImportError: raise InputError("diffusers is not installed: pip install 'histchrono[images]'") from None
     from diffusers.pipelines.auto_pipeline import AUTO_TEXT2IMAGE_PIPELINES_MAPPING as drawing
     try: cls = getattr(diffusers, name)
-    except AttributeError: raise InputError(f"diffusers {diffusers.__version__} has no {name}: update diffusers, or use a pipeline that it has") from None
+    except (AttributeError, ImportError, RuntimeError): cls = None # some are there in name only, until their own packages are
+    if not (isinstance(cls, type) and issubclass(cls, diffusers.DiffusionPipeline)): raise InputError(f"diffusers {diffusers.__version__} has no {name}: update diffusers, or use a pipeline that it has")
     takes, made_of = call_takes(cls), inspect.signature(cls.__init__).parameters
     why = next((f'it {w}' for k, w in _OTHER.items() if k in takes), 'it follows a given image' if any('controlnet' in k for k in made_of) else
                'it starts from a given image' if 'image' in takes and cls not in drawing.values() else 'it takes no prompt' if 'prompt' not in takes else '')
