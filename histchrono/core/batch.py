@@ -141,7 +141,7 @@ class Watcher:
     def _job_error(self, r): self._end(getattr(r, 'jobid', None), 'failed')
     def _error(self, r): self.errors.append(str(getattr(r, 'msg', '') or getattr(r, 'exception', '')))
 
-# %% ../../nbs/core/batch.ipynb #cfa6886f1
+# %% ../../nbs/core/batch.ipynb #c9b77d0c4
 def reason(
     job: Job,
 ) -> str:
@@ -149,9 +149,9 @@ def reason(
     for p in job.logs:
         p = root()/p
         if p.suffix == '.ipynb' or not p.is_file(): continue
-        lines = [l.strip() for l in p.read_text(encoding='utf-8', errors='replace').splitlines() if l.strip()]
+        lines = [l.strip() for l in p.read_text(encoding='utf-8', errors='replace').splitlines() if l.strip() and not l.startswith('[IPKernelApp]')] # what a kernel says of itself is no reason
         if lines: return f'{lines[-1]}'
-    return 'no reason in its log; run the job alone to see it'
+    return 'no reason in its log (it was ended from outside, or memory ran out); run the job alone to see it'
 
 # %% ../../nbs/core/batch.ipynb #c7d7a41de
 def _one_line(e: BaseException) -> str: # what an error says, without a trace
