@@ -548,3 +548,27 @@ def test_what_the_hub_refuses(hub, tiny, tmp_path, monkeypatch):
     monkeypatch.setattr(constants, 'HUGGINGFACE_CO_URL_TEMPLATE', 'http://127.0.0.1:9/{repo_id}/resolve/{revision}/{filename}')
     monkeypatch.setattr(constants, 'ENDPOINT', 'http://127.0.0.1:9')
     refused('owner/other', DownloadError, 'owner/other')
+
+
+# From the plan to the files.
+@pytest.mark.parametrize('name', THREE)
+def test_a_plan_is_the_same_files_whole_in_shards_and_resumed(name, small, tmp_path):
+    "PNG, record and table of each row, byte for byte: drawn in one go, in two shards with a batch of another size, and again after two files were lost."
+    from histchrono.histvis.generate import collect, generate
+    from histchrono.histvis.imageplan import plan_images
+    from histchrono.histvis.prompts import choose_activities, choose_periods
+    files = lambda d: {p.relative_to(d).as_posix(): p.read_bytes() for p in d.rglob('*') if p.is_file() and not p.name.startswith('.')}
+    engine, arms = small(name), [name] if name.startswith('FLUX') else [name, f'{name}:mitigated_appendix_e']
+    made = {}
+    for how, shards in (('whole', 1), ('shards', 2), ('lost', 1)):
+        d = tmp_path / how
+        plan_images(d, arms, engine, choose_activities(2), choose_periods(['17th', '1950s']), 1, seed=42)
+        for k in range(shards):
+            assert generate(d, engine, shard=k, shards=shards, progress=False)['failed'] == 0
+        if how == 'lost':
+            gone = sorted(d.glob('*/*/*.png'))[:2]
+            for p in gone: p.unlink()
+            assert generate(d, engine, progress=False)['drawn'] == 2
+        assert collect(d)['ok'] == 4 * len(arms)
+        made[how] = files(d)
+    assert made['whole'] == made['shards'] == made['lost'] and sum(f.endswith('.png') and not f.startswith('sheets') for f in made['whole']) == 4 * len(arms)
