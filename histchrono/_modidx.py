@@ -3049,6 +3049,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                            'histchrono/histvis/study.py'),
                                           'histchrono.histvis.study.profile_labels': ( 'histvis/study.html#profile_labels',
                                                                                        'histchrono/histvis/study.py'),
+                                          'histchrono.histvis.study.simulated_words': ( 'histvis/study.html#simulated_words',
+                                                                                        'histchrono/histvis/study.py'),
                                           'histchrono.histvis.study.train_profile': ( 'histvis/study.html#train_profile',
                                                                                       'histchrono/histvis/study.py')},
             'histchrono.histvis.style': { 'histchrono.histvis.style._decided': ( 'histvis/style.html#_decided',

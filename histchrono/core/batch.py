@@ -239,15 +239,15 @@ def report(
     if took: bits.append('took: ' + ', '.join(f'{j.name} {minutes(j.seconds)}' for j in took))
     return f"{'done' if r.ok else 'NOT COMPLETE'} in {minutes(r.seconds)}: " + '; '.join(bits)
 
-# %% ../../nbs/core/batch.ipynb #c4a1785d8
+# %% ../../nbs/core/batch.ipynb #ce774ad52
 def plan(
     names=(), # artefacts; none = all
     profile: str = 'demo',
 ) -> tuple[dict, Watcher]: # artefact → 'current' | 'stale' | 'missing', the jobs that would run
     "What is out of date, without running anything."
     s = load(profile)
-    if not s.facts and len(s.dumps) != len(s.snapshots): raise SettingsError(f"profile {profile} needs `dumps` in settings.ini: one Wikidata dump a snapshot year ({' '.join(map(str, s.snapshots))}), there are {len(s.dumps)}")
     chosen, w = choose(names), Watcher()
+    if any(a.startswith('chronoscope/') for a in chosen) and not s.facts and len(s.dumps) != len(s.snapshots): raise SettingsError(f"profile {profile} needs `dumps` in settings.ini: one Wikidata dump a snapshot year ({' '.join(map(str, s.snapshots))}), there are {len(s.dumps)}")
     for a in chosen: # a table or figure that was deleted is made again
         if not ((root()/'paper_tables'/f'{a}.csv').exists() or (root()/'figures'/f'{a}.png').exists()): mark(profile, a).unlink(missing_ok=True)
     if not (root()/'workflow'/'Snakefile').is_file(): raise InputError(f"{root()/'workflow'/'Snakefile'} is missing: restore it from version control")

@@ -189,7 +189,7 @@ def table_intervals(
     score = printed_cells(1).merge(p[['arm', 'period']]).assign(metric='score', reported=lambda d: d.vsd)[['arm', 'period', 'metric', 'reported']]
     return _long(parts, pd.concat([score, said]), status, in_order(mine.arm, ARMS))
 
-# %% ../../nbs/histvis/styletables.ipynb #c6be1048c
+# %% ../../nbs/histvis/styletables.ipynb #c2b12a798
 def _span(v, lo, hi, star=False) -> str: # '0.47 (0.46–0.51)*'
     return '' if pd.isna(v) else f'{v:.2f}' + ('' if pd.isna(lo) else f' ({lo:.2f}–{hi:.2f})') + _mark(star)
 
@@ -207,7 +207,7 @@ def shown_intervals(
         return {('Dominant style', 'this run'): named('dominant'), ('Dominant style', 'reported'): '' if r is None else r.dominant,
             ('VSD, the paper\'s interval', 'this run'): get('paper', 'dominant', 'boot_mean') + _mark(star.get(k, False)), ('VSD, the paper\'s interval', 'reported'): '' if r is None else _span(r.vsd, r.lo, r.hi, r.not_significant),
             ('Score in the labels', 'without noise'): get('noise_free', 'dominant'), ('Score in the labels', 'by activity'): get('clustered', 'dominant').partition(' ')[2].strip('()'), ('Behind the labels', 'corrected'): get('corrected', 'dominant'),
-            ('Second style', 'this run'): f"{named('second')} {get('paper', 'second', 'boot_mean')}".strip(), ('Second style', 'reported'): '' if r is None else f'{r.second} {_span(r.second_prop, r.second_lo, r.second_hi)}'}
+            ("Second style, the paper's interval", 'this run'): f"{named('second')} {get('paper', 'second', 'boot_mean')}".strip(), ("Second style, the paper's interval", 'reported'): '' if r is None else f'{r.second} {_span(r.second_prop, r.second_lo, r.second_hi)}'}
     keys = [(a, x) for a in in_order(mine.arm, ARMS) for x in in_order(mine.period, periods().period) if ((mine.arm == a) & (mine.period == x)).any()]
     names = [(a, period_label(x)) for a, x in keys]
     index = pd.MultiIndex.from_tuples(names, names=['Model', 'Period']) if number == 3 else pd.Index([n for _, n in names], name='Period')
@@ -295,7 +295,7 @@ def held(
     has = {k: cmp[f'{k}_lo'].notna().sum() for k in KIND_NAMES if f'{k}_covers' in cmp}
     return pd.DataFrame([dict(interval=KIND_NAMES[k], held=int(cmp[f'{k}_covers'].sum()), cells=int(has[k]), without=int(len(cmp) - has[k]), width=(cmp[f'{k}_hi'] - cmp[f'{k}_lo']).mean(), off=(cmp[f'{k}_value'] - cmp.planted).mean()) for k in has])
 
-# %% ../../nbs/histvis/styletables.ipynb #cd804fd31
+# %% ../../nbs/histvis/styletables.ipynb #ca511a930
 def run_words(
     run: StyleRun, t: pd.DataFrame, # from `intervals`
 ) -> str: # for under a table
@@ -303,7 +303,7 @@ def run_words(
     n, m = t.drop_duplicates(['arm', 'period']), run.matrix()
     size = f"{n.n.min()}" if n.n.min() == n.n.max() else f"{n.n.min()} to {n.n.max()}"
     gone = f"{n.missing.sum()} more failed or are missing and are left out" if n.missing.sum() else 'none is missing'
-    kind = 'simulated pictures (drawn by a program with declared shares of styles, not by the models named)' if run.simulated else 'pictures'
+    kind = 'simulated pictures (drawn by a program, not by the models named; its shares of styles are those that the paper prints, where it prints them, so that agreement with the reported values is by construction: what is tried is the measurement)' if run.simulated else 'pictures'
     seen = 'labelled pictures by the same program, never seen in training, with other renderer parameters' if run.simulated else 'labelled pictures of the validation corpus'
     right, of = (np.trace(m), 'six styles') if m[5].sum() else (np.trace(m) + m[4, 5], 'five classes') # a photograph called monochrome was recognised
     return (f"{n.n.sum():,} {kind}, {size} a cell; {gone}. Labels by a linear probe on {run.encoder}; its confusion matrix is from {m.sum():,} {seen}: {100 * right / m.sum():.1f} % of {of} right.")
@@ -373,7 +373,7 @@ def change_words(
         f"The dominant style changed in {names(v.index[v.style_change == 'changed'])}; in the paper in {names(p.index[p.style_change == 'changed'])}.",
         f"Monochrome pictures: {mono.a.mean():.2f} of a period on average before, {mono.b.mean():.2f} after; surely fewer in {names(mono.period[mono.hi < 0])}."]
 
-# %% ../../nbs/histvis/styletables.ipynb #c327674e3
+# %% ../../nbs/histvis/styletables.ipynb #cc6bd6561
 def finding_words(
     cmp: pd.DataFrame, # from `against_planted`, with the wrong domain's matrix
     cover: pd.DataFrame = None, # from `vsdcover.redraw_coverage`, likewise; None where labels cannot be redrawn
@@ -390,7 +390,7 @@ def finding_words(
         f"The corrected interval holds it {said('corrected', 'corrected', True)}." if h.cells['corrected'] else 'The corrected interval cannot be made in any cell.']
     if wide: out[1] += f" On average {wide} wide."
     if h.cells.get('wrong', 0): out.append(f"With the wrong domain's matrix the corrected interval holds it {said('wrong', 'corrected_wrong')}.")
-    missed = '; '.join(f'{r.arm}, {period_label(r.period)}: {r.style}, planted {r.planted:.2f}, interval {r.corrected_lo:.2f}–{r.corrected_hi:.2f}' for r in cmp[~cmp.corrected_covers].itertuples())
+    missed = '; '.join(f'{r.arm}, {period_label(r.period)}: {r.style}, planted {r.planted:.3f}, interval {r.corrected_lo:.3f}–{r.corrected_hi:.3f}' for r in cmp[~cmp.corrected_covers].itertuples())
     gone = {}
     for k in h.index[h.without > 0]:
         d = cmp[cmp[f'{k}_lo'].isna()]
