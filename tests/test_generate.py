@@ -65,7 +65,8 @@ def files(folder):
 
 
 SCRIPT = """
-import sys; sys.path.insert(0, sys.argv[1])
+import signal, sys; sys.path.insert(0, sys.argv[1])
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts jobs in the background deaf to Ctrl-C
 from test_generate import *
 if len(sys.argv) > 6: import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[6]),) * 2)
 try: print(generate(sys.argv[2], Toy(pause=float(sys.argv[5]), loud=True), shard=int(sys.argv[3]), shards=int(sys.argv[4]), progress=False))
