@@ -46,7 +46,7 @@ def tiny(tmp_path_factory) -> dict:
 def small(tiny):
     "Open a tiny pipeline under the name of the model that it stands for."
     def go(name, folder=None, **how):
-        settings = dict(size=tinytti.SIZE, steps=4, **(dict(max_sequence_length=48) if name not in ('SDXL', 'SD1') else {})) | how.pop('settings', {})
+        settings = dict(size=tinytti.SIZE, steps=4, **(dict(free_encoders=False) if name in THREE else {}), **(dict(max_sequence_length=48) if name not in ('SDXL', 'SD1') else {})) | how.pop('settings', {})
         return open_tti(name, settings, folder=folder or tiny[name], **how) if name in THREE else open_tti(str(folder or tiny[name]), settings, **how)
     return go
 

@@ -185,7 +185,7 @@ def profile_evaluation(
     from histchrono.histvis.style import read_evaluation
     return read_evaluation(probe_dir(profile)/'evaluation.parquet')
 
-# %% ../../nbs/histvis/study.ipynb #c948b5fba
+# %% ../../nbs/histvis/study.ipynb #c64243d3f
 def _chosen(activities, periods: list): # tables of activities and periods
     from histchrono.histvis.prompts import activities as read_activities, choose_activities, choose_periods, periods as read_periods
     acts = choose_activities(int(activities)) if re.fullmatch(r'[0-9]{1,9}', str(activities)) else read_activities(activities)
@@ -243,6 +243,7 @@ def label_stage(
     "Label pictures and count styles by cell."
     from histchrono.histvis.prompts import periods
     from histchrono.histvis.style import label_pictures, probe_file, read_labels, style_shares
+    if not (Path(folder)/'pictures.parquet').is_file(): raise InputError(f"{folder} holds no collected pictures: name a folder written by generate or import-images")
     probe = Path(probe or probe_file(probe_dir('demo'), load('demo').style_encoder))
     if not probe.is_file(): raise InputError(f"{probe} is missing: train it first (make paper does), or name a probe file")
     out = Path(out or Path(folder)/'labels'/'style'/f'{probe.stem}.parquet')
