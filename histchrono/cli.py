@@ -57,7 +57,7 @@ def run(
     print(batch.report(r))
     if not r.ok: raise typer.Exit(1)
 
-# %% ../nbs/cli.ipynb #c2a35ac38
+# %% ../nbs/cli.ipynb #ce419dfce
 @app.command('write-dumps')
 def write_dumps(
     out: Annotated[Path, typer.Option(help='Folder for <year>.json.gz.')],
@@ -95,6 +95,7 @@ def synth_dump(
     from histchrono.chronoscope.synthdump import synth_dump
     print(synth_dump(n, out, seed))
 
+# %% ../nbs/cli.ipynb #cf0366346
 @app.command('synth-truth')
 def synth_truth(
     n: Annotated[int, typer.Argument(min=1, help='How many statements in the last snapshot.')],
@@ -120,7 +121,7 @@ def truth(
     for w in rows.pop('warnings', ()): print(f'histchrono: {w}', file=sys.stderr)
     print(', '.join(f'{k}: {v}' for k, v in rows.items()))
 
-# %% ../nbs/cli.ipynb #c6f9eb413
+# %% ../nbs/cli.ipynb #cde47aaa4
 @app.command()
 def chains(
     dir: Annotated[list[Path], typer.Argument(help='Folders written by truth.')],
@@ -162,6 +163,7 @@ def export_chains(
     r = export_chains(chains, out, format, living, entities or ())
     print(', '.join(f'{k}: {v}' for k, v in r.items()))
 
+# %% ../nbs/cli.ipynb #cf540d094
 @app.command()
 def paraphrase(
     chains: Annotated[Path, typer.Argument(help='A chains file.')],
@@ -197,6 +199,7 @@ def evaluate(
     from histchrono.chronoscope.pipeline import evaluate_stage
     for line in evaluate_stage(chains, model, out, _words(setting), limit or None, profile, engine, candidates, self_chains, questions_only_history, max_cost=max_cost, max_tokens=max_tokens, batches=out/'batches' if batch else None): print(line)
 
+# %% ../nbs/cli.ipynb #c0d0e527c
 @app.command()
 def score(
     dir: Annotated[Path, typer.Argument(help='A folder written by evaluate.')],
@@ -219,7 +222,7 @@ def score(
     print(f"{t.model.iloc[0]}: answers matched {'in three ways' if match == 'all' else match}; value with its 95 % interval, failures counted as wrong; n: turns (or chains) counted; answered: failures left out")
     print(_lines(shown[shown.scope == scope] if scope != 'every' else shown))
 
-# %% ../nbs/cli.ipynb #c09118f6a
+# %% ../nbs/cli.ipynb #c69e2a121
 @app.command('plan-images')
 def plan_images(
     profile: Annotated[str, typer.Option(help='Where arms, periods, activities and the seed come from.')] = 'demo',
@@ -257,6 +260,7 @@ def _told(n: dict, report, kept): # counts to the reader and, without clocks, to
         from histchrono.core.io import write_json
         write_json(report, {k: v for k, v in n.items() if k in kept})
 
+# %% ../nbs/cli.ipynb #c9aacd4b1
 @app.command()
 def generate(
     tti: Annotated[str, typer.Option(help='A text-to-image model: a name from `histchrono models`, a hub id or a folder; `:mitigated_appendix_e` behind it asks with the mitigation prompt. Several with commas.')],

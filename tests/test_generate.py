@@ -15,7 +15,7 @@ import pytest
 pytest.importorskip("PIL")
 
 from histchrono.core.errors import DiskError, HistError, InputError  # noqa: E402
-from histchrono.histvis.generate import collect, generate, missing_note, open_engine, read_pictures, read_record, standing  # noqa: E402
+from histchrono.histvis.generate import collect, generate, missing_note, read_pictures, read_record, standing  # noqa: E402
 from histchrono.histvis.imageplan import hold, picture_path, plan_images, plan_rows, read_plan  # noqa: E402
 from histchrono.histvis.names import parse_arms  # noqa: E402
 from histchrono.histvis.pictures import picture_text, read_picture, write_picture  # noqa: E402
@@ -387,9 +387,6 @@ def test_what_is_wrong_with_the_set_up_ends_the_run(tmp_path):
         run(d, object())
     with pytest.raises(InputError, match="no engine for"):
         run(d, {"SD3": Toy()})
-    assert hasattr(open_engine("SDXL", Toy()), "draw")
-    with pytest.raises(HistError, match="image engine"):
-        open_engine("SDXL", "difusers")
 
 
 def test_engines_are_opened_only_where_something_is_missing(tmp_path):
@@ -494,11 +491,13 @@ def test_the_live_line(tmp_path, monkeypatch, capsys):
 
 def test_the_simulator_through_the_same_call(tmp_path):
     pytest.importorskip("cv2")
-    pytest.importorskip("histchrono.histvis.simulate")
-    a, b = (plan(tmp_path / x, n=1, acts=2, pers="1910s", engine=open_engine("SDXL", "simulator")) for x in "ab")
-    run(a, lambda arm: open_engine(arm, "simulator"))
+    from histchrono.core.settings import load
+    from histchrono.histvis.study import engine_of
+    draws = lambda arm: engine_of(load("demo"), arm)
+    a, b = (plan(tmp_path / x, n=1, acts=2, pers="1910s", engine=draws) for x in "ab")
+    run(a, draws)
     for i in range(3):
-        run(b, lambda arm: open_engine(arm, "simulator"), shard=2 - i, shards=3)
+        run(b, draws, shard=2 - i, shards=3)
     assert collect(a)["ok"] == collect(b)["ok"] == 6 and files(a) == files(b)
 
 

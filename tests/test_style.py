@@ -26,8 +26,9 @@ from histchrono.histvis.encoders import Encoder, open_encoder  # noqa: E402
 from histchrono.histvis.names import PROBE_CLASSES, STYLES  # noqa: E402
 from histchrono.histvis.pictures import colourfulness, pixel_hash, write_picture  # noqa: E402
 from histchrono.histvis.probe import count_confusion, load_probe, save_probe, scores, train_probe  # noqa: E402
+from histchrono.histvis.vsd import counts, shares
 from histchrono.histvis.style import (classification_report, confusion, evaluate_probe, evaluate_probes, label_pictures, predict, probe_file, read_evaluation, read_labels,  # noqa: E402
-                                      style_of, style_shares, train_encoders, train_on, write_evaluation)
+                                      style_of, train_encoders, train_on, write_evaluation)
 from histchrono.histvis.wikiart import build_wikiart, wikiart_items  # noqa: E402
 
 SIDE = 64
@@ -104,10 +105,10 @@ def test_row_19_nothing_left_is_missing(trained, tmp_path):
     path, *_ = trained
     run_folder(tmp_path / "images", 12, {i: "failed:nan" for i in range(0, 12, 2)})  # all of SDXL
     r = label_pictures(tmp_path / "images", path, tmp_path / "l.parquet")
-    shares = style_shares(read_labels(tmp_path / "l.parquet"))
-    sdxl, sd3 = (shares[shares.arm == a] for a in ("SDXL", "SD3"))
+    cells, k = counts(read_labels(tmp_path / "l.parquet"))
+    sdxl, sd3 = ((cells[cells.arm == a], shares(k)[cells.arm == a]) for a in ("SDXL", "SD3"))
     assert r["left_out"] == {"failed:nan": 6} and r["labelled"] == 6
-    assert sdxl.share.isna().all() and set(sdxl.of) == {0} and set(sdxl.left_out) == {6} and sd3.share.sum() == pytest.approx(1)
+    assert np.isnan(sdxl[1]).all() and set(sdxl[0].n) == {0} and set(sdxl[0].missing) == {6} and sd3[1].sum() == pytest.approx(1)
     assert np.isnan(scores(count_confusion([], []))["macro_f1"])
     black = read_labels(tmp_path / "l.parquet").query("status != 'ok'")
     assert set(black["style"]) == {""} and black.colourfulness.isna().all() and black.probability.isna().all()

@@ -6,14 +6,13 @@
 __all__ = ['PREDICTIONS', 'system_prompt', 'not_alone', 'explicit_questions', 'Run', 'read_answer', 'node_columns', 'predictions',
            'alone', 'near_ties', 'evaluate', 'check_answers']
 
-# %% ../../nbs/chronoscope/evaluate.ipynb #c741b3bec
+# %% ../../nbs/chronoscope/evaluate.ipynb #c74cb320c
 from collections.abc import Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 import fcntl
 import json
-import sys
 
 import numpy as np
 import pyarrow as pa
@@ -24,7 +23,7 @@ from .chainfile import CHAINS
 from .matching import completion_status, extract_answer
 from .plan import Deck, grow, read_deck, take
 from .templates import explicit_question
-from ..core.batch import LastLine, progress_file
+from ..core.batch import progress_bar
 from ..core.errors import HistError, InputError
 from ..core.io import Schema, write_parquet
 from ..core.paths import data_dir
@@ -112,13 +111,6 @@ class Run:
         usage = getattr(self.engine, 'usage', dict)()
         cost = f", cost {usage['cost']:.2f}" if usage.get('cost') else ''
         bar.set_postfix_str((f"{100 * self.cached / self.tokens:.0f} % of tokens cached, " if self.tokens else '') + f"{self.errors} errors{cost}", refresh=False)
-
-# %% ../../nbs/chronoscope/evaluate.ipynb #c02d47261
-def _bar(total: int, start: str, show: bool):
-    from tqdm import tqdm
-    kept = progress_file(f'evaluate {start}') # inside a batch, its status line shows the bar
-    if kept: return tqdm(total=total, desc=start, unit='turn', disable=not show, file=LastLine(kept), mininterval=1, ascii=True, ncols=110)
-    return tqdm(total=total, desc=start, unit='turn', disable=not show, file=sys.stderr, mininterval=0.5 if sys.stderr.isatty() else 10, dynamic_ncols=True)
 
 # %% ../../nbs/chronoscope/evaluate.ipynb #c8bb98088
 _s, _l = pa.string(), pa.list_(pa.string())
@@ -215,7 +207,7 @@ def near_ties(
     "The turns whose answer another batch might have tipped."
     return [[s, *r.values()] for s, t in tables.items() for r in _noted(t, 'near_tie').select(['chain_id', 'turn']).to_pylist()][:most]
 
-# %% ../../nbs/chronoscope/evaluate.ipynb #cf9e8023f
+# %% ../../nbs/chronoscope/evaluate.ipynb #cd7f431fd
 def evaluate(
     chains_path, # a chains file, or several
     model: str, # a registry name, or what to call `engine`
@@ -246,7 +238,7 @@ def evaluate(
         engine.begin(system)
         run = Run(d, engine, Store(out/'completions', engine), system, questions_only_history, self_chains, by_itself)
         turns = sum(len(d.turns(c)) for s in wanted for c in run.chains(s))
-        with _bar(turns, model, progress) as bar:
+        with progress_bar(turns, model, 'turn', f'evaluate {model}', show=progress) as bar:
             for s in wanted: run.ask(s, bar)
         tables = _write(run, out, wanted, keep, model)
         write_manifest(out, 'evaluate', inputs, dict(block, settings=[s for s in EVAL_SETTINGS if s in {*keep, *wanted}]), dict(chains=len(d), **{s: len(t) for s, t in sorted(tables.items())}),

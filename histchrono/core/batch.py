@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['code_hash', 'notebook_modules', 'artefacts', 'choose', 'Lock', 'Job', 'Watcher', 'reason', 'Result', 'mark',
-           'minutes', 'report', 'plan', 'run', 'progress_file', 'LastLine']
+           'minutes', 'report', 'plan', 'run', 'progress_file', 'LastLine', 'progress_bar']
 
 # %% ../../nbs/core/batch.ipynb #c4fcf5432
 from dataclasses import dataclass, field
@@ -281,7 +281,7 @@ def run(
     failures = {j.name: reason(j) for j in ran.jobs.values() if j.state == 'failed'}
     return Result(_states(chosen, profile, planned, ran), list(ran.jobs.values()), failures, time.monotonic() - began, '' if failures else trouble)
 
-# %% ../../nbs/core/batch.ipynb #c53ecda85
+# %% ../../nbs/core/batch.ipynb #c66bbffc3
 from contextlib import contextmanager
 import threading
 
@@ -301,6 +301,18 @@ class LastLine:
     def isatty(self): return False
 
 _CONTROL = re.compile(r'[\r\n]|\x1b\[[0-9;]*[A-Za-z]')
+
+def progress_bar(
+    total: int, desc: str, unit: str,
+    label: str = None, # the job's, for the batch's status line; default `desc`
+    done: int = 0, # of the total, before it begins
+    show: bool = True,
+): # a tqdm
+    "A live line on a terminal, a line now and then in a file, and the job's line in the status of a batch."
+    from tqdm import tqdm
+    kept = progress_file(label or desc)
+    how = dict(file=LastLine(kept), mininterval=1, ascii=True, ncols=110) if kept else dict(file=sys.stderr, mininterval=0.5 if sys.stderr.isatty() else 10, dynamic_ncols=True)
+    return tqdm(total=total, initial=done, desc=desc, unit=unit, disable=not show, **how)
 
 @contextmanager
 def _status(w: Watcher, say, every: float = 1.0):

@@ -194,7 +194,7 @@ def swap(
     (out/'manifest.json').unlink(missing_ok=True)
     for n in sorted(names, key='manifest.json'.__eq__): os.replace(place/n, out/n)
 
-# %% ../../nbs/core/io.ipynb #c1adbb184
+# %% ../../nbs/core/io.ipynb #c1492ab63
 def memory_bytes(
     limit: str, # DuckDB's notation
 ) -> int: # at least 1
@@ -219,6 +219,7 @@ def check_workers(
 ) -> int: # `n`
     "`InputError` for a number of processes or threads that helps nobody."
     cores = os.cpu_count() or 1
+    if isinstance(n, bool) or not hasattr(n, '__index__'): raise InputError(f"{what}={n!r}: give a whole number, at least 1")
     if n < 1: raise InputError(f"{n} {what}: give at least 1")
     if n > max(64, 4*cores): raise InputError(f"{n} {what} on {cores} core{'s'*(cores > 1)}: give at most {max(64, 4*cores)}")
     return n

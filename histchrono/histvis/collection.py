@@ -5,11 +5,12 @@
 # %% auto #0
 __all__ = ['ENDINGS', 'LAYOUTS', 'find_arm', 'guess_entry', 'import_images']
 
-# %% ../../nbs/histvis/collection.ipynb #cac2bf638
+# %% ../../nbs/histvis/collection.ipynb #c5a156ea3
 from collections import Counter
 from pathlib import Path
 import errno, os, re, warnings
 import pandas as pd, pyarrow as pa
+from ..core.batch import progress_bar
 from ..core.errors import InputError
 from ..core.io import check_workers, conform, write_parquet
 from ..core.provenance import claim_folder, file_hash, text_hash, write_manifest
@@ -232,7 +233,7 @@ def _same_source(file: Path, r: dict) -> bool:
     try: return file_hash(file) == r.get('source_sha256')
     except (InputError, OSError): return False
 
-# %% ../../nbs/histvis/collection.ipynb #c2a3e1b3f
+# %% ../../nbs/histvis/collection.ipynb #c403d7ac5
 def import_images(
     folder, # holds the pictures
     out, # folder of the set: plan, records, hashes; the pictures stay where they are, only converted ones are written here
@@ -277,12 +278,12 @@ def import_images(
     if not n['ok']: raise InputError(f"no picture of {folder} can be used, {out} says why of each" + (f", such as {why}" if (why := next((r['message'] for r in said if r.get('message')), '')) else ''))
     return n
 
+# %% ../../nbs/histvis/collection.ipynb #c3d44478b
 def _table_hash(folder: Path, csv, layout) -> str: # '' where there was none
     return '' if layout else file_hash(csv if csv is not None else next(iter(sorted(folder.glob('*.csv')))))
 
 def _read(out: Path, rows: list, folder: Path, convert: bool, workers: int, progress: bool):
     "Write a record for each row; records of an earlier import that are no row's now go."
-    from histchrono.histvis.generate import _bar
     plain = [{k: v for k, v in r.items() if k != 'file'} for r in rows]
     where = [Path(os.path.relpath(r['file'].parent.resolve()/r['file'].name, out.resolve())).as_posix() for r in rows]
     for p in strays(out, plain):
@@ -291,7 +292,7 @@ def _read(out: Path, rows: list, folder: Path, convert: bool, workers: int, prog
     todo = [i for i, r in enumerate(rows) if not _stands(out, r, where[i], convert)]
     shown = lambda file: file.relative_to(folder.resolve()).as_posix()
     jobs = [(str(rows[i]['file']), convert, str(out/picture_path(plain[i])), shown(rows[i]['file'])) for i in todo]
-    with _bar(len(rows), len(rows) - len(todo), 'read', progress) as bar:
+    with progress_bar(len(rows), 'images read', 'image', done=len(rows) - len(todo), show=progress) as bar:
         for k, (status, message, facts) in _measured(jobs, workers, out):
             old = read_record(out/picture_path(plain[i := todo[k]], 'json')) or {}
             if old.get('engine') == 'imported' and old.get('notes') and not facts.get('notes'): (out/picture_path(plain[i])).unlink(missing_ok=True) # an earlier import converted it

@@ -101,7 +101,7 @@ def find_weights(
     path = weights if weights is not None else named_path(name)
     return weights_file(path if path is not None else from_hub(hub_id), name)
 
-# %% ../../nbs/histvis/encoders.ipynb #c156837b9
+# %% ../../nbs/histvis/encoders.ipynb #c401d7849
 @contextmanager
 def one_thread():
     "torch on one thread, so that sums run in one order whatever the machine; the caller's number comes back."
@@ -145,6 +145,7 @@ def _checked(shapes: dict, resized: bool):
         torch.nn.Module.load_state_dict = load
         log.setLevel(level)
 
+# %% ../../nbs/histvis/encoders.ipynb #cc79562fe
 def _timm_cfg(timm_id: str): # timm's configuration
     import timm
     try: cfg = timm.get_pretrained_cfg(timm_id)

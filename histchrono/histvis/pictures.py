@@ -5,14 +5,14 @@
 # %% auto #0
 __all__ = ['FORMATS', 'MOST_PIXELS', 'MOST_BYTES', 'PictureError', 'Picture', 'open_picture', 'decode', 'read_picture',
            'check_rgb', 'png_bytes', 'write_picture', 'picture_text', 'pixel_hash', 'colourfulness', 'is_black',
-           'is_blank', 'phash', 'bits_apart', 'contact_sheet']
+           'phash', 'bits_apart', 'contact_sheet']
 
-# %% ../../nbs/histvis/pictures.ipynb #c71104e68
+# %% ../../nbs/histvis/pictures.ipynb #c41f37cbb
 from dataclasses import dataclass
 from pathlib import Path
 import hashlib, io, stat, struct
 import numpy as np
-from ..core.errors import InputError, disk_error
+from ..core.errors import InputError
 from ..core.io import atomic
 
 # %% ../../nbs/histvis/pictures.ipynb #c8c3db28c
@@ -248,7 +248,7 @@ def colourfulness(
     var = [(rg.astype(np.int64)**2).sum()/n - mean[0]**2, (yb2.astype(np.int64)**2).sum()/n/4 - mean[1]**2]
     return float(np.sqrt(max(var[0], 0) + max(var[1], 0)) + 0.3*np.hypot(*mean))
 
-# %% ../../nbs/histvis/pictures.ipynb #cae0f4a13
+# %% ../../nbs/histvis/pictures.ipynb #ce2d9bc8c
 _BLACK = 3 # of 255
 
 def is_black(
@@ -256,13 +256,6 @@ def is_black(
 ) -> bool:
     "Whether nothing but black is there: what NaN in a decoder, and safety filters, leave."
     return bool(rgb.max() <= _BLACK)
-
-def is_blank(
-    rgb: np.ndarray, # (H, W, 3) uint8
-) -> bool:
-    "Whether all is one colour, within three levels a channel."
-    p = rgb.reshape(-1, 3)
-    return bool((p.max(0).astype(int) - p.min(0) <= _BLACK).all())
 
 # %% ../../nbs/histvis/pictures.ipynb #cd9409173
 def phash(

@@ -77,7 +77,7 @@ class Probe:
         k = p.argmax(1) if len(p) else np.zeros(0, int)
         return np.array(self.classes, object)[k], p[np.arange(len(p)), k]
 
-# %% ../../nbs/histvis/probe.ipynb #ca18de1bb
+# %% ../../nbs/histvis/probe.ipynb #c1020556e
 def _check_labels(y, x, classes, what: str) -> np.ndarray: # class numbers
     y, at = list(y), {c: i for i, c in enumerate(classes)}
     if not y: raise InputError(f"no {what} picture is there: a probe needs some of each of {', '.join(classes)}")
@@ -111,6 +111,7 @@ def _fit(z, y, z_val, y_val, n_classes: int, gen, epochs: int, lr: float, batch:
                 if best is None or curve[-1][0] < best[0]: best = (curve[-1][0], epoch, w.numpy().astype(np.float64), b.numpy().astype(np.float64))
     return best[2], best[3], best[1], curve
 
+# %% ../../nbs/histvis/probe.ipynb #cb621d7e9
 def train_probe(
     x, y, # training features (n, d) and class names (n,)
     x_val, y_val, # validation features and class names
@@ -138,7 +139,7 @@ def train_probe(
                        validation_macro_f1=round(s['macro_f1'], 6), **dict(facts))
     return probe
 
-# %% ../../nbs/histvis/probe.ipynb #ca14fcdd4
+# %% ../../nbs/histvis/probe.ipynb #ce507a972
 _KIND, _ARRAYS = 'histchrono probe v1', ('bias', 'mean', 'scale', 'weight')
 
 def _seal(arrays: dict, facts: dict) -> str: # 64 hex digits over numbers, their types and shapes, and what stands beside them
@@ -168,6 +169,7 @@ def save_probe(
 
 def _changed(path, kind: str) -> InputError: return InputError(f"{path} was changed or is damaged: train the {' '.join(kind.split()[1:-1])} again")
 
+# %% ../../nbs/histvis/probe.ipynb #c35a3bc2e
 def read_safetensors(
     path, # a file that this project wrote
     kind: str, # what it must be

@@ -6,11 +6,11 @@
 __all__ = ['CONTROL', 'read_csv', 'activity_key', 'activities', 'choose_activities', 'period_key', 'periods', 'find_period',
            'choose_periods', 'prompt_for']
 
-# %% ../../nbs/histvis/prompts.ipynb #c89296227
+# %% ../../nbs/histvis/prompts.ipynb #cc18a44f1
 import csv, io, operator, re, unicodedata
 from functools import lru_cache
 from pathlib import Path
-import numpy as np, pandas as pd
+import pandas as pd
 from ..core.artifact import prompt
 from ..core.errors import InputError
 from ..core.paths import data_dir

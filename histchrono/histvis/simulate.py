@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['BLENDED', 'WEIGHT', 'OTHERS', 'mix', 'picture', 'item', 'corpus', 'Simulator']
 
-# %% ../../nbs/histvis/simulate.ipynb #ca1d3c1a4
+# %% ../../nbs/histvis/simulate.ipynb #cef6f2cc2
 from functools import lru_cache
 from pathlib import Path
 
@@ -15,10 +15,10 @@ import numpy as np
 from ..core.errors import InputError
 from ..core.paths import data_dir
 from ..core.provenance import rng, text_hash
-from .looks import VERSION as LOOKS, WORLDS, look
+from .looks import WORLDS, look
 from .names import STYLES
 from .prompts import periods
-from .render import SIZE, VERSION as RENDERER, render, sheet
+from .render import SIZE, render
 from .scene import scene
 from ..models.images import Drawn
 
@@ -98,7 +98,7 @@ def _code() -> str: # a hash over the modules that draw, and the table of scenes
     files = sorted(p for p in here.glob('*.py') if p.stem.startswith('scene') or p.stem in ('looks', 'render', 'simulate'))
     return text_hash(*(p.read_text(encoding='utf-8') for p in (*files, data_dir('histvis', 'scenes.csv'))))
 
-# %% ../../nbs/histvis/simulate.ipynb #c6dfa7f75
+# %% ../../nbs/histvis/simulate.ipynb #c2bff647f
 class Simulator:
     "Draws the manifest's rows as a model with the declared behaviour would."
     name, batch = 'simulator', 1
@@ -113,7 +113,7 @@ class Simulator:
         if given: raise InputError(f"the simulator has no setting {sorted(given)[0]!r}: it has seed and world")
         if self.world not in WORLDS: raise InputError(f"no world is called {self.world!r}: use {' or '.join(WORLDS)}")
         self.behaviour = declared() if behaviour is None else behaviour
-        self.settings = dict(simulated=True, seed=self.seed, world=self.world, size=SIZE, renderer=RENDERER, looks=LOOKS, code=_code(), behaviour=self.behaviour.key, blended=BLENDED, weight=list(WEIGHT))
+        self.settings = dict(simulated=True, seed=self.seed, world=self.world, size=SIZE, code=_code(), behaviour=self.behaviour.key, blended=BLENDED, weight=list(WEIGHT))
 
     def draw(self,
         rows: list, # dicts of the manifest: arm, period, activity_id, seed, …

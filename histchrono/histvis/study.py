@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['images_dir', 'probe_dir', 'labels_file', 'engine_of', 'simulated_words', 'plan_profile', 'draw_profile',
-           'collect_profile', 'class_counts', 'labelled', 'heldout', 'train_profile', 'label_profile', 'profile_labels',
-           'profile_evaluation', 'generate_stage', 'label_stage']
+           'collect_profile', 'class_counts', 'labelled', 'heldout', 'train_profile', 'label_profile', 'generate_stage',
+           'label_stage']
 
 # %% ../../nbs/histvis/study.ipynb #c08e871e5
 from dataclasses import replace
@@ -40,7 +40,7 @@ def labels_file(
     from histchrono.histvis.features import file_name
     return run_dir(profile, 'labels', 'style', f'{file_name(encoder or load(profile).style_encoder)}.parquet')
 
-# %% ../../nbs/histvis/study.ipynb #ce3c9adc2
+# %% ../../nbs/histvis/study.ipynb #c727a6fc7
 def engine_of(
     s: Settings,
     arm: Arm,
@@ -48,17 +48,8 @@ def engine_of(
 ): # an engine, or its settings
     "What draws an arm in a profile."
     if s.tti_engine == 'simulator': return _simulator(s.seed)
-    from histchrono.models.images import open_tti
-    return _asked_how(arm.model) if planning else open_tti(arm.model, threads=s.threads)
-
-def _asked_how(model: str) -> dict: # what its pictures will depend on
-    from histchrono.models.images import make_plan
-    from histchrono.models.pipelines import find_source, locate, pipeline_class
-    from histchrono.models.ttisettings import tti_settings
-    source = find_source(model)
-    told = tti_settings(source.name)
-    where, index = locate(source, told.get('revision', ''), told.get('variant', ''))
-    return make_plan(source.name, where, pipeline_class(index.cls), told).settings
+    from histchrono.models.images import find_plan, open_tti
+    return find_plan(arm.model)[0].settings if planning else open_tti(arm.model, threads=s.threads)
 
 @lru_cache(1)
 def _simulator(seed: int):
@@ -139,7 +130,7 @@ def heldout(
     each = {style: s.probe_heldout for style in STYLES}
     return {domain: _renders(world, each, s.seed, 'confusion matrix') for domain, world in (('same', 'train'), ('shifted', 'shifted'))}
 
-# %% ../../nbs/histvis/study.ipynb #cc9f8bb63
+# %% ../../nbs/histvis/study.ipynb #cb9ef2a93
 def train_profile(
     profile: str = 'demo',
     workers: int = None, # processes; None = the profile's threads
@@ -153,7 +144,7 @@ def train_profile(
     rows = pd.concat([rows, *(evaluate_probes(pairs, items, domain, workers=workers) for domain, items in heldout(s).items())], ignore_index=True)
     write_evaluation(rows, folder/'evaluation.parquet')
     write_manifest(folder, 'probe', settings=dict(encoders=list(s.encoders), seed=s.seed, train=s.probe_train, validation=s.probe_val, heldout=s.probe_heldout, simulated=s.tti_engine == 'simulator'),
-                   rows=rows.groupby(['encoder', 'domain']).size().rename(lambda k: k).pipe(lambda n: {' '.join(k): int(v) for k, v in n.items()}), packages=('numpy', 'opencv-contrib-python-headless', 'torch'))
+                   rows={' '.join(k): int(n) for k, n in rows.groupby(['encoder', 'domain']).size().items()}, packages=('numpy', 'opencv-contrib-python-headless', 'torch'))
     return rows
 
 # %% ../../nbs/histvis/study.ipynb #c22b2a11a
@@ -169,23 +160,7 @@ def label_profile(
     encoder = encoder or s.style_encoder
     return label_pictures(images_dir(profile), probe_file(probe_dir(profile), encoder), labels_file(profile, encoder), workers=workers or s.threads, say=say)
 
-# %% ../../nbs/histvis/study.ipynb #c8713d0fd
-def profile_labels(
-    profile: str = 'demo',
-    encoder: str = None, # None = the profile's style encoder
-) -> pd.DataFrame: # STYLELABELS
-    "The style labels of a profile."
-    from histchrono.histvis.style import read_labels
-    return read_labels(labels_file(profile, encoder))
-
-def profile_evaluation(
-    profile: str = 'demo',
-) -> pd.DataFrame: # EVALUATION
-    "How often a profile's probes are wrong."
-    from histchrono.histvis.style import read_evaluation
-    return read_evaluation(probe_dir(profile)/'evaluation.parquet')
-
-# %% ../../nbs/histvis/study.ipynb #c64243d3f
+# %% ../../nbs/histvis/study.ipynb #cbf5e3af9
 def _chosen(activities, periods: list): # tables of activities and periods
     from histchrono.histvis.prompts import activities as read_activities, choose_activities, choose_periods, periods as read_periods
     acts = choose_activities(int(activities)) if re.fullmatch(r'[0-9]{1,9}', str(activities)) else read_activities(activities)
@@ -204,6 +179,7 @@ def _known(arms: list, acts: pd.DataFrame, pers: pd.DataFrame) -> pd.DataFrame: 
         if p not in set(own): raise InputError(f"the simulator cannot draw {p!r}: it knows {', '.join(own)}; others are asked of a model, with --engine diffusers")
     return acts.assign(activity_id=acts.activity.map(ids))
 
+# %% ../../nbs/histvis/study.ipynb #c03cb6c36
 def generate_stage(
     arms: list, # as settings write them
     out, # folder for the plan and the pictures
@@ -233,6 +209,7 @@ def generate_stage(
     if say: say(f"when all {shards} shards are done: histchrono collect {out}")
     return {}
 
+# %% ../../nbs/histvis/study.ipynb #c17dd8a4b
 def label_stage(
     folder, # from `generate_stage` or `import_images`
     probe=None, # a probe file; None = the demo profile's for its style encoder
@@ -241,15 +218,14 @@ def label_stage(
     say=None,
 ) -> pd.DataFrame: # a row a cell: arm, period, pictures, left out, and the share of each style
     "Label pictures and count styles by cell."
-    from histchrono.histvis.prompts import periods
-    from histchrono.histvis.style import label_pictures, probe_file, read_labels, style_shares
+    from histchrono.histvis.style import label_pictures, probe_file, read_labels
+    from histchrono.histvis.vsd import counts, shares
     if not (Path(folder)/'pictures.parquet').is_file(): raise InputError(f"{folder} holds no collected pictures: name a folder written by generate or import-images")
     probe = Path(probe or probe_file(probe_dir('demo'), load('demo').style_encoder))
     if not probe.is_file(): raise InputError(f"{probe} is missing: train it first (make paper does), or name a probe file")
     out = Path(out or Path(folder)/'labels'/'style'/f'{probe.stem}.parquet')
     label_pictures(folder, probe, out, workers=workers, say=say)
     if say and (words := simulated_words(folder)): say(words)
-    d = style_shares(read_labels(out))
-    d = d.assign(place=d.period.map({p: i for i, p in enumerate(periods().period)}).fillna(99))
-    wide = d.pivot(index=['arm', 'place', 'period', 'of', 'left_out'], columns='style', values='share')[list(STYLES)].droplevel('place').map(lambda x: f'{x:.2f}' if x == x else '')
-    return wide.reset_index().rename(columns=dict(of='pictures'))
+    cells, k = counts(read_labels(out))
+    said = pd.DataFrame(shares(k), columns=STYLES).map(lambda x: f'{x:.2f}' if x == x else '')
+    return cells[['arm', 'period', 'n', 'missing']].rename(columns=dict(n='pictures', missing='left_out')).join(said)

@@ -5,10 +5,9 @@
 # %% auto #0
 __all__ = ['MONOCHROME_BELOW', 'EVALUATION', 'DOMAINS', 'STYLELABELS', 'style_of', 'class_of', 'predict', 'train_measured',
            'train_on', 'network_file', 'probe_file', 'train_encoders', 'evaluate_probes', 'evaluate_probe',
-           'write_evaluation', 'read_evaluation', 'confusion', 'classification_report', 'label_pictures', 'read_labels',
-           'style_shares']
+           'write_evaluation', 'read_evaluation', 'confusion', 'classification_report', 'label_pictures', 'read_labels']
 
-# %% ../../nbs/histvis/style.ipynb #c6eecb2d8
+# %% ../../nbs/histvis/style.ipynb #c25e5a4a7
 from pathlib import Path
 import hashlib
 
@@ -17,11 +16,11 @@ import pandas as pd
 import pyarrow as pa
 
 from ..core.errors import InputError, SchemaError
-from ..core.io import Schema, conform, read_parquet, write_json, write_parquet
+from ..core.io import Schema, check_workers, conform, read_parquet, write_json, write_parquet
 from ..core.provenance import file_hash, versions
 from ..core.settings import check_choice
 from .encoders import SMALL, TEXTURE, Encoder, open_encoder
-from .features import FeatureCache, Measured, check_out, check_processes, file_name, measure
+from .features import FeatureCache, Measured, check_out, file_name, measure
 from .names import PROBE_CLASSES, STYLES
 from .pictures import PictureError, colourfulness, decode, pixel_hash
 from .probe import Probe, check_match, count_confusion, load_probe, save_probe, scores, train_probe
@@ -97,7 +96,7 @@ def train_on(
     train = measure(items_train, encoder, cache, copies, seed, workers=workers)
     return train_measured(train, measure(items_val, encoder, cache, workers=workers), encoder, seed, **options)
 
-# %% ../../nbs/histvis/style.ipynb #cdd02fac6
+# %% ../../nbs/histvis/style.ipynb #ca4dc34b4
 def network_file(
     folder, # of the probes
 ) -> Path:
@@ -128,7 +127,7 @@ def train_encoders(
     "Train a probe for every encoder, and the small network where it is asked for."
     from histchrono.histvis.smallnet import SIDE, train_small
     from histchrono.histvis.zeroshot import CLIP, compare_structures, open_zeroshot
-    check_processes(workers)
+    check_workers(workers)
     names = [_proper(n) for n in names]
     if not names: raise InputError(f"no encoder was named: name at least one, such as {TEXTURE}")
     for n in names: check_out(probe_file(folder, n), f'the probe of {n}')
@@ -249,7 +248,7 @@ def _label_part(folder: Path, rows: pd.DataFrame, probe: Probe, cache: FeatureCa
     out = _decided(probe, x, colour[good.index]).set_index(good.index).reindex(rows.index)
     return out.assign(status=status, probe_class=out.probe_class.fillna(''), style=out['style'].fillna(''))
 
-# %% ../../nbs/histvis/style.ipynb #c4c3df4de
+# %% ../../nbs/histvis/style.ipynb #c8e9a1c87
 def label_pictures(
     images_dir, # where `histvis.generate.collect` wrote pictures.parquet
     probe_path, # from `save_probe`
@@ -261,7 +260,7 @@ def label_pictures(
 ) -> dict: # rows, labelled, left_out {status: n}, styles {style: n}
     "Give every picture of a run its style; broken ones stay, with their status (§4.1); `SchemaError` for a table of pictures that lacks something."
     folder, out, say = Path(images_dir), check_out(out, 'the labels'), say or (lambda line: None)
-    check_processes(workers)
+    check_workers(workers)
     probe = load_probe(probe_path)
     encoder = encoder or open_encoder(probe.encoder, network_file(Path(probe_path).parent) if probe.encoder == SMALL else None, probe.preprocess)
     check_match(probe, encoder, probe_path)
@@ -296,16 +295,3 @@ def read_labels(
 ) -> pd.DataFrame: # STYLELABELS
     "Read labels."
     return read_parquet(path, STYLELABELS).to_pandas()
-
-# %% ../../nbs/histvis/style.ipynb #c538fc0f6
-def style_shares(
-    labels: pd.DataFrame, # STYLELABELS rows
-) -> pd.DataFrame: # arm, period, style, n, of, left_out, share
-    "The share of each style in every cell; NaN, with its count, where no usable picture is left."
-    cells = labels.groupby(['arm', 'period'], sort=True)
-    out = []
-    for (arm, period), g in cells:
-        good = g['style'][g.status == 'ok']
-        n = good.value_counts().reindex(STYLES, fill_value=0)
-        out += [dict(arm=arm, period=period, style=s, n=int(n[s]), of=len(good), left_out=len(g) - len(good), share=n[s]/len(good) if len(good) else np.nan) for s in STYLES]
-    return pd.DataFrame(out, columns=['arm', 'period', 'style', 'n', 'of', 'left_out', 'share'])

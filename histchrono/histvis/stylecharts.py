@@ -7,7 +7,7 @@ __all__ = ['STYLE_HUES', 'HATCHES', 'STACK', 'SIDE', 'SIMULATED_LINE', 'REAL_LIN
            'share_panels', 'first_pictures', 'find_activity', 'shown_pixels', 'picture_grid', 'examples', 'chosen',
            'chosen_grid', 'style_intervals', 'confusion_map']
 
-# %% ../../nbs/histvis/stylecharts.ipynb #c896c7f21
+# %% ../../nbs/histvis/stylecharts.ipynb #c26caef2c
 from pathlib import Path
 from textwrap import fill
 
@@ -19,7 +19,7 @@ from ..core.errors import InputError
 from .names import STYLES
 from .pictures import PictureError, open_picture
 from .prompts import activity_key, periods
-from .styletables import KIND_NAMES, period_label
+from .styletables import period_label
 from .vsd import ARMS, counts, in_order, shares
 from .vsdcorrect import whole_counts
 

@@ -8,21 +8,21 @@ __all__ = ['PRINTED', 'MITIGATED', 'SIMULATED_DOMAINS', 'KIND_NAMES', 'INTERVAL_
            'table_intervals', 'shown_intervals', 'table_02', 'shown_02', 'against_planted', 'measured_only', 'held',
            'run_words', 'star_words', 'score_words', 'interval_words', 'change_words', 'finding_words']
 
-# %% ../../nbs/histvis/styletables.ipynb #c3f831a47
+# %% ../../nbs/histvis/styletables.ipynb #c82a5fb22
 from dataclasses import dataclass
 
 import numpy as np, pandas as pd
 
 from ..core.artifact import cell, reported, tidy
 from ..core.errors import InputError
-from ..core.io import read_parquet
-from ..core.paths import data_dir, run_dir
+from ..core.paths import data_dir
 from ..core.provenance import rng
 from ..core.settings import load
-from .features import file_name
+from .generate import read_pictures
 from .names import PROBE_CLASSES, STYLES
 from .prompts import find_period, periods
-from .style import DOMAINS, class_of, classification_report, confusion, read_evaluation, read_labels
+from .style import DOMAINS, class_of, confusion, read_evaluation, read_labels
+from .study import images_dir, labels_file, probe_dir
 from .vsd import ARMS, asterisks, contrasts, in_order, intervals
 from .vsdcorrect import check_draws
 from .vsdcover import planted_array
@@ -54,7 +54,7 @@ def between_tables() -> pd.DataFrame: # arm, period, score and dominant of Table
     both = one.merge(pd.concat([printed_cells(3), printed_cells(4)]), on=['arm', 'period'])
     return both.assign(outside=(both.score < both.lo) | (both.score > both.hi))[['arm', 'period', 'score', 'dominant_1', 'vsd', 'lo', 'hi', 'dominant', 'outside']]
 
-# %% ../../nbs/histvis/styletables.ipynb #cdd2563e5
+# %% ../../nbs/histvis/styletables.ipynb #c72f351d3
 @dataclass(frozen=True)
 class StyleRun:
     "Labels of a run, and how the probe that gave them errs."
@@ -88,15 +88,13 @@ def style_run(
     "Read a profile's labels and evaluation; `InputError` names a missing file."
     s = load(profile)
     e = encoder or s.style_encoder
-    return StyleRun(read_labels(run_dir(profile, 'labels', 'style', f'{file_name(e)}.parquet')), read_evaluation(run_dir(profile, 'probe', 'evaluation.parquet')), e, s.tti_engine == 'simulator', s.seed, s.vsd_replicates)
+    return StyleRun(read_labels(labels_file(profile, e)), read_evaluation(probe_dir(profile)/'evaluation.parquet'), e, s.tti_engine == 'simulator', s.seed, s.vsd_replicates)
 
 def run_pictures(
     profile: str, # a section of settings.ini
 ): # PICTURES rows, and the folder that their paths are relative to
     "Read what is known of a profile's pictures; `InputError` where nothing was generated."
-    from histchrono.histvis.generate import PICTURES
-    folder = run_dir(profile, 'images')
-    return read_parquet(folder/'pictures.parquet', PICTURES).to_pandas(), folder
+    return read_pictures(images_dir(profile)), images_dir(profile)
 
 def period_label(
     period: str, # an id, such as '17th'

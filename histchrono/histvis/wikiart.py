@@ -6,7 +6,7 @@
 __all__ = ['WORDS', 'PURPOSE', 'LICENCES', 'NEAR', 'class_of_work', 'licence_of', 'read_metadata', 'one_row_each',
            'near_duplicates', 'split_by_artist', 'build_wikiart', 'wikiart_items']
 
-# %% ../../nbs/histvis/wikiart.ipynb #c31ae0ab1
+# %% ../../nbs/histvis/wikiart.ipynb #c78784cec
 from collections import Counter
 from functools import partial
 from pathlib import Path, PurePosixPath
@@ -16,12 +16,12 @@ import numpy as np
 import pandas as pd
 
 from ..core.errors import InputError
-from ..core.io import write_json, write_text
+from ..core.io import check_workers, write_json, write_text
 from ..core.provenance import file_hash, rng
 from .names import PROBE_CLASSES
 from .pictures import PictureError, bits_apart, colourfulness, open_picture, phash, pixel_hash
 from .style import class_of, style_of
-from .features import check_out, check_processes
+from .features import check_out
 from ..models.parallel import side_by_side
 
 # %% ../../nbs/histvis/wikiart.ipynb #c421793f5
@@ -166,7 +166,7 @@ def split_by_artist(
             have.update({c: int(n[c]) for c in n.index})
     return np.where([w in chosen for w in who], 'validation', 'train')
 
-# %% ../../nbs/histvis/wikiart.ipynb #c2dcf8131
+# %% ../../nbs/histvis/wikiart.ipynb #cc9e16418
 def _look(folder: Path, paths: list) -> list: # of dicts, or of reasons
     out = []
     for p in paths:
@@ -192,12 +192,13 @@ def _check_request(folder: Path, out: Path, metadata: Path, licences, per_class,
     if isinstance(licences, str) or not (given := list(licences)) or any(l not in known for l in given): raise InputError(f"licences={licences!r}: give a list of some of {', '.join(known)}")
     whole = isinstance(per_class, (tuple, list)) and len(per_class) == 2 and all(isinstance(n, (int, np.integer)) and not isinstance(n, bool) for n in per_class)
     if not whole or min(per_class) < 1: raise InputError(f"per_class={per_class!r}: give two whole numbers, at least one training and one validation picture a class")
-    check_processes(workers)
+    check_workers(workers)
     if out.suffix.lower() != '.csv': raise InputError(f"{out} is no name for a corpus: end it in .csv")
     made = [p.resolve() for p in (out, out.with_suffix('.manifest.json'))]
     if own := [p for p in (metadata, folder/'metadata.csv', folder/'metadata.json') if p.resolve() in made]: raise InputError(f"{own[0]} is the download's own table and would be lost: name another file for the corpus")
     check_out(out, 'the corpus')
 
+# %% ../../nbs/histvis/wikiart.ipynb #cb6abeac0
 def build_wikiart(
     folder, # the download
     out, # the corpus's file, .csv
@@ -233,6 +234,7 @@ def _nothing(there: pd.DataFrame, c: str, split: str, lost: Counter) -> str: # w
     if len(who) == 1: return f"all {len(there)} pictures of {c} are by one artist ({there.artist.iloc[0]}), who cannot be in training and in validation: add works of {c} by another"
     return f"the {len(there)} pictures of {c} are by {len(who)} artists who are all in {'validation' if split == 'train' else 'training'}: add works of {c} by others"
 
+# %% ../../nbs/histvis/wikiart.ipynb #c619f4aaa
 def _chosen(good: pd.DataFrame, per_class, seed: int, lost: Counter) -> pd.DataFrame: # the rows of the corpus
     need = {c: min(per_class[1], max(1, n*per_class[1]//sum(per_class))) for c, n in good.cls.value_counts().items()}
     good = good.assign(split=split_by_artist(good.cls, good.artist, good.path, need, seed) if len(good) else '')

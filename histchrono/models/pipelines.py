@@ -6,7 +6,7 @@
 __all__ = ['CLASSES', 'MEMORY', 'Index', 'read_index', 'check_parts', 'part_config', 'hub_errors', 'wanted', 'fetch_pipeline',
            'Source', 'find_source', 'locate', 'pipeline_class', 'call_takes', 'short', 'load_pipeline']
 
-# %% ../../nbs/models/pipelines.ipynb #cd1357d09
+# %% ../../nbs/models/pipelines.ipynb #ce8c533c2
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -16,7 +16,7 @@ import os
 import re
 
 from ..core.errors import DownloadError, HistError, InputError, disk_error
-from .registry import Model, get, models
+from .registry import get, models
 from .weights import named_path
 
 # %% ../../nbs/models/pipelines.ipynb #c42791b57
