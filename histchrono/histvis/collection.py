@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['ENDINGS', 'LAYOUTS', 'find_arm', 'guess_entry', 'import_images']
 
-# %% ../../nbs/histvis/collection.ipynb #c5a156ea3
+# %% ../../nbs/histvis/collection.ipynb #c692b0f17
 from collections import Counter
 from pathlib import Path
 import errno, os, re, warnings
@@ -17,7 +17,7 @@ from ..core.provenance import claim_folder, file_hash, text_hash, write_manifest
 from ..core.settings import check_choice
 from .generate import collect, read_record, standing, strays, write_record
 from .imageplan import IMAGES, hold, picture_path, table_hash
-from .names import VARIANTS, Arm, parse_arm
+from .names import ARMS, VARIANTS, Arm, parse_arm
 from .pictures import PictureError, colourfulness, open_picture, phash, pixel_hash, write_picture
 from .prompts import activities as all_activities, activity_key, period_key, periods as all_periods, read_csv
 from ..models.parallel import side_by_side
@@ -112,9 +112,7 @@ def _placed(entries: list, folder: Path) -> tuple[list, list]: # placed, (line, 
         out.append(p)
     return out, bad
 
-# %% ../../nbs/histvis/collection.ipynb #c97f30b9f
-_ORDER = ('FLUX.1', 'SD3', 'SDXL', 'SDXL Mitigated') # as Table 1 prints them; others behind, by name
-
+# %% ../../nbs/histvis/collection.ipynb #ccbf74b02
 def _check_arms(arms: list):
     "`InputError` where two would share a folder: 'my model' and 'My-Model'."
     seen = {}
@@ -140,7 +138,7 @@ def _activities(placed: list) -> dict: # key → (number, category, text)
 def _rows(placed: list, pers: pd.DataFrame) -> list[dict]: # rows of IMAGES beside 'file'; numbered whatever the table's order
     acts, where = _activities(placed), {p: i for i, p in enumerate(pers.period)}
     ids = {period_key(w): p for p, w in zip(pers.period, pers.words)} | {p: p for p in pers.period}
-    rank = {a: i for i, a in enumerate(sorted({p['arm'].label for p in placed}, key=lambda a: (_ORDER.index(a) if a in _ORDER else 9, a)))}
+    rank = {a: i for i, a in enumerate(sorted({p['arm'].label for p in placed}, key=lambda a: (ARMS.index(a) if a in ARMS else 9, a)))}
     order = sorted(placed, key=lambda p: (rank[p['arm'].label], where[ids[p['period']]], acts[p['activity']][0], p['given'] if p['given'] >= 0 else 1 << 20, p['path']))
     out, taken = [], {}
     for p in order:

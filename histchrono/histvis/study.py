@@ -7,7 +7,7 @@ __all__ = ['images_dir', 'probe_dir', 'labels_file', 'engine_of', 'simulated_wor
            'collect_profile', 'class_counts', 'labelled', 'heldout', 'train_profile', 'label_profile', 'generate_stage',
            'label_stage']
 
-# %% ../../nbs/histvis/study.ipynb #c08e871e5
+# %% ../../nbs/histvis/study.ipynb #c3d5f5fa7
 from dataclasses import replace
 from functools import lru_cache, partial
 from pathlib import Path
@@ -17,7 +17,7 @@ from ..core.errors import InputError, SettingsError
 from ..core.paths import root, run_dir
 from ..core.provenance import read_manifest, write_manifest
 from ..core.settings import Settings, load
-from .names import PROBE_CLASSES, STYLES, Arm, parse_arm
+from .names import ARMS, PROBE_CLASSES, STYLES, Arm, parse_arm
 
 # %% ../../nbs/histvis/study.ipynb #c998a8023
 def images_dir(
@@ -160,7 +160,7 @@ def label_profile(
     encoder = encoder or s.style_encoder
     return label_pictures(images_dir(profile), probe_file(probe_dir(profile), encoder), labels_file(profile, encoder), workers=workers or s.threads, say=say)
 
-# %% ../../nbs/histvis/study.ipynb #cbf5e3af9
+# %% ../../nbs/histvis/study.ipynb #c517d13af
 def _chosen(activities, periods: list): # tables of activities and periods
     from histchrono.histvis.prompts import activities as read_activities, choose_activities, choose_periods, periods as read_periods
     acts = choose_activities(int(activities)) if re.fullmatch(r'[0-9]{1,9}', str(activities)) else read_activities(activities)
@@ -168,7 +168,6 @@ def _chosen(activities, periods: list): # tables of activities and periods
 
 def _known(arms: list, acts: pd.DataFrame, pers: pd.DataFrame) -> pd.DataFrame: # activities under the numbers that the simulator knows them by
     "`InputError` for what the simulator has no behaviour or scene for: it would draw something else."
-    from histchrono.histvis.planted import ARMS
     from histchrono.histvis.prompts import activities, periods
     ids, own = activities().set_index('activity').activity_id, periods().period
     for a in arms:
